@@ -244,6 +244,13 @@ const SEGMENT_WORDS: &[&str] = &[
     "nopush",
     "badsum",
     "later",
+    "urgent",
+    "fragments",
+];
+
+/// Fields of a message to the target's port mapper.
+const MAPPER_FIELDS: &[&str] = &[
+    "kind", "ver", "ipv", "time", "port", "cport", "handle", "addr", "keep", "extra",
 ];
 
 const FRAME_FIELDS: &[&str] = &[
@@ -272,6 +279,7 @@ const STATE_PATTERNS: &[&str] = &[
     "connected",
     "refused",
     "tcp",
+    "mapped",
 ];
 
 struct Parser {
@@ -328,8 +336,20 @@ fn duration(word: &str) -> Option<Duration> {
 impl Parser {
     fn known_variable(&self, name: &str) -> bool {
         const FIXED: &[&str] = &[
-            "r.stag", "r.base", "r.end", "r.len", "lab.stag", "lab.base", "msn.0", "msn.1",
-            "msn.2", "crc", "mpa.ird", "mpa.ord", "mss",
+            "r.stag",
+            "r.base",
+            "r.end",
+            "r.len",
+            "lab.stag",
+            "lab.base",
+            "msn.0",
+            "msn.1",
+            "msn.2",
+            "crc",
+            "mpa.ird",
+            "mpa.ord",
+            "mss",
+            "target.port",
         ];
         FIXED.contains(&name) || self.params.iter().any(|p| p == name)
     }
@@ -380,7 +400,7 @@ impl Parser {
                 format!("{text}: pairs of hexadecimal digits expected")
             })?));
         }
-        if ["quotes", "layout"].contains(&field) {
+        if ["quotes", "layout"].contains(&field) || field == "data" && text == "region" {
             return Ok(Value::Word(text.into()));
         }
         if field == "gap" {
@@ -437,6 +457,7 @@ impl Parser {
                 self.fields(rest, &[FRAME_FIELDS, TCP_FIELDS], &["each", "hold"])?
             }
             "octets" => self.fields(rest, &[&["data"], TCP_FIELDS], SEGMENT_WORDS)?,
+            "mapper" => self.fields(rest, &[MAPPER_FIELDS], &[])?,
             "fin" | "ack" => self.fields(rest, &[&["offset"]], &[])?,
             "rst" | "syn" => self.fields(rest, &[&["offset"]], &[])?,
             "keepalive" => self.fields(rest, &[&["length"]], &[])?,
@@ -505,7 +526,8 @@ impl Parser {
             "m", "c", "r", "s", "res", "rev", "ird", "ord", "abcd", "pd", "pdlen", "op", "t", "l",
             "stag", "to", "qn", "msn", "mo", "dv", "rv", "rsvd", "rrsvd", "len", "data", "sink",
             "sinkto", "size", "src", "srcto", "headers", "quotes", "reserved", "markers", "layer",
-            "type", "code", "mss", "df", "ttl", "layout", "sum",
+            "type", "code", "mss", "df", "ttl", "layout", "sum", "kind", "ver", "ipv", "port",
+            "cport", "handle",
         ];
         let operators = [
             ("!=", Operator::NotEqual),

@@ -2,12 +2,16 @@
 
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod case;
 pub mod crc;
 pub mod expect;
 pub mod link;
+pub mod mapper;
+pub mod record;
 pub mod reference;
 pub mod report;
+pub mod rules;
 pub mod script;
 pub mod stream;
 pub mod suite;

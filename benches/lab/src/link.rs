@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use etherparse::{
-    ArpHardwareId, ArpOperation, ArpPacket, EtherType, Ethernet2Header, IpNumber, Ipv4Header,
-    TcpHeader,
+    ArpHardwareId, ArpOperation, ArpPacket, EtherType, Ethernet2Header, IpFragOffset, IpNumber,
+    Ipv4Header, TcpHeader, UdpHeader,
 };
 
 pub type Mac = [u8; 6];
@@ -138,8 +138,18 @@ pub struct Received {
     pub frame: Vec<u8>,
 }
 
+/// UDP datagram as received, with its frame.
+#[derive(Debug, Clone)]
+pub struct Datagram {
+    pub at: Instant,
+    pub from: SocketAddrV4,
+    pub payload: Vec<u8>,
+    pub frame: Vec<u8>,
+}
+
 #[derive(Default)]
 struct Routes {
+    datagrams: HashMap<u16, Sender<Datagram>>,
     connections: HashMap<(u16, SocketAddrV4), Sender<Received>>,
     listeners: HashMap<u16, Sender<Received>>,
 }
@@ -152,7 +162,22 @@ pub struct Station {
     neighbours: Mutex<HashMap<Ipv4Addr, Mac>>,
     neighbour_found: Condvar,
     next_port: AtomicU16,
+    /// Identification of the next fragmented packet.
+    next_fragment: AtomicU16,
     stop: AtomicBool,
+    starting: Mutex<bool>,
+    started: Condvar,
+}
+
+/// Permission to send an MPA Request. `rping -s` mixes up two requests that arrive before it has accepted
+/// the first, and then answers neither.
+pub struct StartUp(Arc<Station>);
+
+impl Drop for StartUp {
+    fn drop(&mut self) {
+        *locked(&self.0.starting) = false;
+        self.0.started.notify_one();
+    }
 }
 
 /// Ends the receiving thread of a station when dropped.
@@ -186,7 +211,10 @@ impl Station {
             neighbours: Mutex::default(),
             neighbour_found: Condvar::new(),
             next_port: AtomicU16::new(first_port),
+            next_fragment: AtomicU16::new(first_port),
             stop: AtomicBool::new(false),
+            starting: Mutex::new(false),
+            started: Condvar::new(),
         });
         let shared = station.clone();
         let thread = std::thread::spawn(move || {
@@ -212,6 +240,20 @@ impl Station {
         let _ = locked(&self.sender).send(frame);
     }
 
+    /// Waits until no other stream awaits a Reply.
+    pub fn begin_start_up(self: &Arc<Self>, patience: Duration) -> Option<StartUp> {
+        let starting = locked(&self.starting);
+        let free = self
+            .started
+            .wait_timeout_while(starting, patience, |starting| *starting);
+        let (mut starting, waited) = free.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return None;
+        }
+        *starting = true;
+        Some(StartUp(self.clone()))
+    }
+
     /// A local port that no connection of this run used.
     pub fn port(&self) -> u16 {
         loop {
@@ -235,6 +277,7 @@ impl Station {
                 }
                 match ip.protocol {
                     IpNumber::TCP => self.on_tcp(ethernet.source, ip, payload, &frame),
+                    IpNumber::UDP => self.on_udp(&ip, payload, &frame),
                     IpNumber::ICMP => self.on_icmp(ethernet.source, &ip, payload),
                     _ => None,
                 }
@@ -293,14 +336,50 @@ impl Station {
 
     /// A frame with an IPv4 packet, Don't Fragment set.
     pub fn ipv4(&self, mac: Mac, to: Ipv4Addr, protocol: IpNumber, payload: &[u8]) -> Vec<u8> {
+        self.ipv4_with(mac, to, protocol, payload, |ip| ip.dont_fragment = true)
+    }
+
+    fn ipv4_with(
+        &self,
+        mac: Mac,
+        to: Ipv4Addr,
+        protocol: IpNumber,
+        payload: &[u8],
+        change: impl Fn(&mut Ipv4Header),
+    ) -> Vec<u8> {
         let length = payload.len() as u16;
         let mut ip = Ipv4Header::new(length, 64, protocol, self.ip.octets(), to.octets())
             .unwrap_or_default();
-        ip.dont_fragment = true;
+        change(&mut ip);
         ip.header_checksum = ip.calc_header_checksum();
         let mut packet = ip.to_bytes().to_vec();
         packet.extend(payload);
         self.ethernet(mac, EtherType::IPV4, &packet)
+    }
+
+    /// An IPv4 packet in two fragments, the second one first.
+    pub fn ipv4_fragments(
+        &self,
+        mac: Mac,
+        to: Ipv4Addr,
+        protocol: IpNumber,
+        payload: &[u8],
+    ) -> Vec<Vec<u8>> {
+        const UNIT: usize = 8;
+        let identification = self.next_fragment.fetch_add(1, Ordering::Relaxed);
+        let middle = (payload.len() / 2)
+            .next_multiple_of(UNIT)
+            .min(payload.len());
+        let offset = IpFragOffset::try_new((middle / UNIT) as u16).unwrap_or_default();
+        let second = self.ipv4_with(mac, to, protocol, &payload[middle..], |ip| {
+            ip.identification = identification;
+            ip.fragment_offset = offset;
+        });
+        let first = self.ipv4_with(mac, to, protocol, &payload[..middle], |ip| {
+            ip.identification = identification;
+            ip.more_fragments = true;
+        });
+        vec![second, first]
     }
 
     fn on_icmp(&self, from: Mac, ip: &Ipv4Header, payload: &[u8]) -> Option<()> {
@@ -340,6 +419,60 @@ impl Station {
         // Its connection may have ended.
         let _ = to.send(received);
         Some(())
+    }
+
+    fn on_udp(&self, ip: &Ipv4Header, octets: &[u8], frame: &[u8]) -> Option<()> {
+        let (header, payload) = UdpHeader::from_slice(octets).ok()?;
+        let payload = payload.get(..usize::from(header.length).checked_sub(UdpHeader::LEN)?)?;
+        let sum = header.calc_checksum_ipv4(ip, payload).ok()?;
+        if header.checksum != 0 && header.checksum != sum {
+            return None;
+        }
+        let datagram = Datagram {
+            at: Instant::now(),
+            from: SocketAddrV4::new(ip.source.into(), header.source_port),
+            payload: payload.to_vec(),
+            frame: frame.to_vec(),
+        };
+        let routes = locked(&self.routes);
+        // Its case may have ended.
+        let _ = routes
+            .datagrams
+            .get(&header.destination_port)?
+            .send(datagram);
+        Some(())
+    }
+
+    /// Sends a UDP datagram and returns its frame.
+    pub fn send_datagram(&self, port: u16, mac: Mac, to: SocketAddrV4, payload: &[u8]) -> Vec<u8> {
+        let (source, destination) = (self.ip.octets(), to.ip().octets());
+        let header = UdpHeader {
+            source_port: port,
+            destination_port: to.port(),
+            length: (UdpHeader::LEN + payload.len()) as u16,
+            checksum: 0,
+        };
+        let sum = header.calc_checksum_ipv4_raw(source, destination, payload);
+        let header = UdpHeader {
+            checksum: sum.unwrap_or(0),
+            ..header
+        };
+        let mut octets = header.to_bytes().to_vec();
+        octets.extend(payload);
+        let frame = self.ipv4(mac, *to.ip(), IpNumber::UDP, &octets);
+        self.send(&frame);
+        frame
+    }
+
+    /// Receives the datagrams for a port.
+    pub fn receive_datagrams(&self, port: u16) -> Receiver<Datagram> {
+        let (to, received) = channel();
+        locked(&self.routes).datagrams.insert(port, to);
+        received
+    }
+
+    pub fn ignore_datagrams(&self, port: u16) {
+        locked(&self.routes).datagrams.remove(&port);
     }
 
     /// Resolves the MAC address of a neighbour.

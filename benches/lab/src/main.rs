@@ -14,14 +14,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use siw_lab::capture;
 use siw_lab::case::{Case, Level, built_in, parse};
 use siw_lab::expect::{Peer, news_without_peer};
 use siw_lab::link::{Station, StationGuard, memory_link, packet_link};
+use siw_lab::record::{self, Record};
 use siw_lab::reference::{Lie, Reference};
 use siw_lab::report::{Entry, Report, Settings, VERSION, file_name, write_pcapng};
 use siw_lab::script::{Clients, Outcome, Target, Verdict};
-use siw_lab::suite::{Instance, run_all};
-use siw_lab::via::{self, Programs, Siwd};
+use siw_lab::suite::{Instance, Ran, run_all};
+use siw_lab::via::{self, LocalLink, Programs, Siwd};
 
 /// Conformance cases for iWARP targets, judged from outside by a scripted peer.
 ///
@@ -56,6 +58,24 @@ enum Command {
         folder: PathBuf,
         /// Cases; without any, those that did not pass
         cases: Vec<String>,
+    },
+    /// Compare two runs; status 1 if a verdict is worse
+    Compare {
+        /// Folder of the earlier run
+        before: PathBuf,
+        /// Folder of the later run
+        after: PathBuf,
+    },
+    /// Print a table of runs in Markdown: groups by targets, in both roles
+    Matrix {
+        /// Folder whose sub-folders are runs
+        folder: PathBuf,
+    },
+    /// Judge the senders of a capture by the rules that hold in any conversation
+    Check {
+        /// A pcap or pcapng file that has connections from their beginning on
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
     },
 }
 
@@ -146,6 +166,12 @@ struct Run {
     /// Peer file with expected verdicts
     #[arg(long)]
     expect: Option<PathBuf>,
+    /// Write a capture of every instance, not only of those that did not pass
+    #[arg(long)]
+    all_captures: bool,
+    /// Link towards siwd, for --via siwd
+    #[arg(long, value_enum, default_value = "veth")]
+    link: LocalLink,
     /// Reports to write
     #[arg(long, value_enum, value_delimiter = ',')]
     report: Vec<Format>,
@@ -168,6 +194,12 @@ fn main() -> ExitCode {
         Command::CheckCases { paths } => check_cases(&paths),
         Command::Run(run) => start(*run),
         Command::Replay { folder, cases } => replay(&folder, cases),
+        Command::Compare { before, after } => compare_runs(&before, &after),
+        Command::Matrix { folder } => record::matrix(&folder).map(|table| {
+            print!("{table}");
+            true
+        }),
+        Command::Check { files } => check_captures(&files),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -400,8 +432,8 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
         Some(_) => {
             let programs = Programs::find(settings.siwd.as_deref().map(Path::new))?;
             // Before any thread that uses them exists.
-            via::enter_namespaces()?;
-            let siwd = Siwd::start(&programs, output, "")?;
+            via::enter_namespaces(settings.link)?;
+            let siwd = Siwd::start(&programs, output, settings.link)?;
             let station = Station::start(
                 packet_link(via::LAB_INTERFACE)?,
                 via::LAB_ADDRESS,
@@ -496,6 +528,9 @@ fn start(run: Run) -> Result<bool> {
             "{ip} is not a private address; if it is your own, name it twice: --confirm-target {ip}"
         );
     }
+    if run.link != LocalLink::Veth && run.via != Some(Via::Siwd) {
+        bail!("--link is for --via siwd; to a target outside it is --interface");
+    }
     if run.lie.is_some() && run.via != Some(Via::Reference) {
         bail!("--lie is for --via reference");
     }
@@ -507,6 +542,7 @@ fn start(run: Run) -> Result<bool> {
             .lie
             .and_then(|lie| lie.to_possible_value())
             .map(|v| v.get_name().to_owned()),
+        link: run.link,
         target: run.target.map(|t| t.to_string()),
         interface: run.interface.clone(),
         address: run.address.map(|t| t.to_string()),
@@ -525,28 +561,54 @@ fn start(run: Run) -> Result<bool> {
     execute(&settings, &cases, &run, peer.as_ref())
 }
 
-fn replay(folder: &Path, wanted: Vec<String>) -> Result<bool> {
-    let file = folder.join("run.json");
-    let text = std::fs::read_to_string(&file)
-        .with_context(|| format!("cannot read {}: is it the folder of a run?", file.display()))?;
-    let json: serde_json::Value =
-        serde_json::from_str(&text).with_context(|| format!("{} is no report", file.display()))?;
-    if json["version"].as_u64() != Some(u64::from(VERSION)) {
-        bail!(
-            "{} has version {}, this program reads {VERSION}",
-            file.display(),
-            json["version"]
-        );
+fn compare_runs(before: &Path, after: &Path) -> Result<bool> {
+    let comparison = record::compare(&Record::read(before)?, &Record::read(after)?);
+    print!("{}", comparison.text);
+    Ok(!comparison.worse)
+}
+
+fn check_captures(files: &[PathBuf]) -> Result<bool> {
+    let mut clean = true;
+    for file in files {
+        for connection in capture::check(file)? {
+            let all = connection.messages.len();
+            let forth = connection
+                .messages
+                .iter()
+                .filter(|m| m.from_initiator)
+                .count();
+            println!(
+                "{}: {} -> {}: {} FPDUs, and {} back; {} broken rules",
+                file.display(),
+                connection.initiator,
+                connection.responder,
+                forth,
+                all - forth,
+                connection.findings.len()
+            );
+            for finding in &connection.findings {
+                println!(
+                    "  frame {} from {}: {}",
+                    finding.frame, finding.from, finding.text
+                );
+            }
+            for note in &connection.notes {
+                println!("  note: {note}");
+            }
+            clean &= connection.findings.is_empty();
+        }
     }
-    let settings: Settings = serde_json::from_value(json["settings"].clone())?;
+    Ok(clean)
+}
+
+fn replay(folder: &Path, wanted: Vec<String>) -> Result<bool> {
+    let record = Record::read(folder)?;
+    let settings = record.settings;
     let mut ids = wanted;
     if ids.is_empty() {
-        for result in json["results"].as_array().into_iter().flatten() {
-            if !matches!(result["verdict"].as_str(), Some("pass" | "recorded"))
-                && let Some(id) = result["case"].as_str()
-                && !ids.iter().any(|i| i == id)
-            {
-                ids.push(id.to_owned());
+        for row in record.results {
+            if row.verdict > Verdict::Recorded && !ids.contains(&row.case) {
+                ids.push(row.case);
             }
         }
     }
@@ -575,6 +637,8 @@ fn replay(folder: &Path, wanted: Vec<String>) -> Result<bool> {
         seed: Some(settings.seed),
         jobs: 1,
         patience: 10,
+        all_captures: false,
+        link: settings.link,
         expect: None,
         report: vec![Format::Html],
         output: folder.join("replay"),
@@ -630,7 +694,7 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
     let begin = Instant::now();
     let mut setup = set_up(settings, Duration::from_secs(run.patience), &output)?;
     // The first conversation tells whether there is a target at all.
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + 2 * setup.target.patience;
     while let Err(reason) = setup.target.sane(1) {
         if Instant::now() > deadline || STOPPED.load(Ordering::Relaxed) {
             bail!(
@@ -650,7 +714,7 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
             let _ = std::io::stderr().flush();
         }
     };
-    let outcomes = run_all(&setup.target, &instances, run.jobs, &STOPPED, &progress);
+    let Ran { outcomes, lost } = run_all(&setup.target, &instances, run.jobs, &STOPPED, &progress);
     if terminal {
         eprint!("\r{:72}\r", "");
     }
@@ -665,7 +729,15 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
             outcomes.len()
         );
     }
-    finish(settings, run, peer, &instances, &outcomes, begin, &output)
+    let expected = finish(settings, run, peer, &instances, &outcomes, begin, &output)?;
+    if let Some(lost) = lost {
+        bail!(
+            "the target does not converse any more, since {lost}; {} of {total} instances ran, their reports are in {}",
+            outcomes.len(),
+            output.display()
+        );
+    }
+    Ok(expected)
 }
 
 fn finish(
@@ -682,7 +754,8 @@ fn finish(
         let news = peer.map_or_else(|| news_without_peer(outcome), |peer| peer.news(outcome));
         let known = peer.and_then(|peer| peer.reason(outcome));
         results.push(Entry::new(instance.case, outcome, news, known));
-        if outcome.verdict > Verdict::Recorded && !outcome.ladder.is_empty() {
+        let wanted = run.all_captures || outcome.verdict > Verdict::Recorded;
+        if wanted && !outcome.ladder.is_empty() {
             let folder = output.join("captures");
             std::fs::create_dir_all(&folder)?;
             write_pcapng(

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-use crate::link::{Link, Station, StationGuard};
+use crate::link::{Datagram, Link, Station, StationGuard};
+use crate::mapper::{self, MapperMessage, kind};
 use crate::script::{Clients, mix};
 use crate::tcp::{Ending, SegmentOptions, SynOptions, Tcp};
 use crate::wire::{
-    FpduOptions, FpduReader, MpaFrame, REPLY_KEY, REQUEST_KEY, ReadRequest, Segment, Terminate,
-    fpdu, opcode, with_markers,
+    CrcField, FpduOptions, FpduReader, MpaFrame, REPLY_KEY, REQUEST_KEY, ReadRequest, Segment,
+    Terminate, fpdu, opcode, with_markers,
 };
 
 /// A fault of the reference peer.
@@ -42,6 +43,78 @@ pub enum Lie {
     DirtyPad,
     /// Stops answering when a Terminate was due.
     Silent,
+    /// Copies the bit R of the Request into the Reply, and accepts.
+    EchoRejection,
+    /// Accepts private data above 512 octets.
+    LongPrivateData,
+    /// Answers revision 1 with revision 2.
+    RevisionUp,
+    /// Answers without enhanced data.
+    NoEnhanced,
+    /// Announces an ORD above the initiator's IRD.
+    DeepOrd,
+    /// Sets A although the Request has not.
+    AlwaysA,
+    /// Sends no Markers.
+    NoMarkers,
+    /// Refuses a Request that comes in pieces.
+    WholeRequest,
+    /// Sets reserved bits in the Reply.
+    ReplyReserved,
+    /// Does not check the DDP version.
+    AnyDdpVersion,
+    /// Does not check the RDMAP version.
+    AnyRdmapVersion,
+    /// Refuses reserved bits.
+    ChecksReserved,
+    /// Does not check the message offset.
+    AnyOffset,
+    /// Does not check the queue number.
+    AnyQueue,
+    /// Takes messages that are longer than their buffer.
+    LongMessage,
+    /// Checks the STag of an empty Write.
+    ChecksEmptyWrite,
+    /// Damages what a Write places.
+    DamagedWrite,
+    /// Places nothing of a Write.
+    LostWrite,
+    /// Reads from any STag.
+    ReadAnyStag,
+    /// Reads beyond the bounds.
+    ReadNoBounds,
+    /// Checks the source of an empty Read.
+    ChecksEmptyRead,
+    /// Answers a Read at another tagged offset.
+    ReadWrongSink,
+    /// Answers a Read with other data.
+    ReadWrongData,
+    /// Sends Terminates with the next code.
+    WrongCode,
+    /// Numbers its Terminate 2.
+    TerminateNumber,
+    /// Sets reserved bits of the Terminate.
+    TerminateReserved,
+    /// Quotes a wrong DDP Segment Length.
+    QuotedLength,
+    /// Goes on behind its Terminate.
+    GoesOn,
+    /// Answers a Terminate with a Terminate.
+    AnswersTerminate,
+    /// Sends wrong CRCs.
+    BadOwnCrc,
+    /// Sets reserved bits of DDP.
+    ReservedBits,
+    /// Sets the Invalidate STag field of plain Sends.
+    InvalidateField,
+    /// Answers port mapper requests with another handle.
+    MapperHandle,
+    /// Accepts port mapper requests for every port.
+    MapperAcceptsAll,
+    /// Answers cut port mapper requests.
+    MapperTakesCut,
+    /// Answers nothing any more once a Terminate was due.
+    Dies,
 }
 
 impl Lie {
@@ -53,10 +126,12 @@ impl Lie {
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const SIZE: u32 = 64;
+/// Reads that the initiator may have outstanding.
+const DEPTH: u16 = 128;
 
 pub struct Reference {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     _station: StationGuard,
 }
 
@@ -64,13 +139,14 @@ struct Shared {
     station: Arc<Station>,
     lie: Option<Lie>,
     stop: AtomicBool,
+    dead: AtomicBool,
     count: AtomicU64,
 }
 
 impl Drop for Reference {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
@@ -83,6 +159,7 @@ impl Reference {
             station: guard.station.clone(),
             lie,
             stop: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
             count: AtomicU64::new(0),
         });
         let syns = guard.station.listen(port);
@@ -92,6 +169,9 @@ impl Reference {
                 let Ok(syn) = syns.recv_timeout(Duration::from_millis(50)) else {
                     continue;
                 };
+                if server.dead.load(Ordering::Relaxed) {
+                    continue;
+                }
                 let server = server.clone();
                 std::thread::spawn(move || {
                     let seed = server.seed();
@@ -101,9 +181,18 @@ impl Reference {
                 });
             }
         });
+        let mapper = shared.clone();
+        let asked = guard.station.receive_datagrams(mapper::PORT);
+        let mapper_thread = std::thread::spawn(move || {
+            while !mapper.stop.load(Ordering::Relaxed) {
+                if let Ok(datagram) = asked.recv_timeout(Duration::from_millis(50)) {
+                    mapper.on_datagram(&datagram, port);
+                }
+            }
+        });
         Reference {
             shared,
-            thread: Some(thread),
+            threads: vec![thread, mapper_thread],
             _station: guard,
         }
     }
@@ -136,6 +225,35 @@ impl Reference {
 }
 
 impl Shared {
+    fn lies(&self, lie: Lie) -> bool {
+        self.lie == Some(lie)
+    }
+
+    /// Answers a request to the port mapper.
+    fn on_datagram(&self, datagram: &Datagram, listening: u16) -> Option<()> {
+        let mut message = MapperMessage::decode(&datagram.payload)?;
+        let whole = message.length == 64 || self.lies(Lie::MapperTakesCut);
+        let known = (message.version, message.ip_version) == (0, 4);
+        if message.kind != kind::REQUEST || !known || !whole {
+            return None;
+        }
+        let listens = message.accepting == self.station.ip && message.accepting_port == listening;
+        message.kind = if listens || self.lies(Lie::MapperAcceptsAll) {
+            kind::ACCEPT
+        } else {
+            kind::REJECT
+        };
+        message.own_port = 0;
+        if self.lies(Lie::MapperHandle) {
+            message.handle = message.handle.wrapping_add(1);
+        }
+        let mac = self.station.resolve(*datagram.from.ip(), PATIENCE)?;
+        let octets = message.encode();
+        self.station
+            .send_datagram(mapper::PORT, mac, datagram.from, &octets);
+        Some(())
+    }
+
     fn seed(&self) -> u64 {
         mix(self.count.fetch_add(1, Ordering::Relaxed), "reference")
     }
@@ -200,7 +318,7 @@ impl<'a> Peer<'a> {
     }
 
     fn lies(&self, lie: Lie) -> bool {
-        self.shared.lie == Some(lie)
+        self.shared.lies(lie)
     }
 
     /// Receives until `ready` says so; false at the end of the stream or of the patience.
@@ -253,6 +371,11 @@ impl<'a> Peer<'a> {
     }
 
     fn open_as_server(&mut self) -> bool {
+        let longest = if self.lies(Lie::LongPrivateData) {
+            65_535
+        } else {
+            512
+        };
         // A wrong start is refused as soon as it is known.
         let whole = |data: &[u8]| {
             let known = data.len().min(16);
@@ -261,7 +384,7 @@ impl<'a> Peer<'a> {
                 .map_or(0, |l| usize::from(l[0]) << 8 | usize::from(l[1]));
             MpaFrame::decode(data).is_some()
                 || data[..known] != REQUEST_KEY[..known] && known == 16
-                || length > 512
+                || length > longest
         };
         let until = Duration::from_secs(3);
         if !self.wait(until, whole) {
@@ -270,50 +393,70 @@ impl<'a> Peer<'a> {
         let Some((request, end)) = MpaFrame::decode(&self.tcp.data) else {
             return false;
         };
+        if self.lies(Lie::WholeRequest) && self.tcp.data_segments > 1 {
+            return false;
+        }
+        let too_long = request.pd_length > 512 && !self.lies(Lie::LongPrivateData);
         let key_good = &request.key == REQUEST_KEY || self.lies(Lie::AnyKey);
-        let enhanced = request.enhanced() && request.revision >= 2;
+        let mut enhanced = request.enhanced() && request.revision >= 2;
         let short = enhanced && request.pd_length < 4;
+        enhanced &= !self.lies(Lie::NoEnhanced);
         let trailing = self.tcp.data.len() > end;
-        if !key_good
-            || request.pd_length > 512
-            || !(1..=2).contains(&request.revision)
-            || short
-            || trailing
-        {
+        if !key_good || too_long || !(1..=2).contains(&request.revision) || short || trailing {
             return false;
         }
         self.tcp.data.drain(..end);
+        // A deeper queue than the peer can have is refused with the depth that it can have.
+        let refused = matches!(request.depths(), Some((_, ord, _)) if enhanced && ord > DEPTH && ord != 0x3FFF);
         let mut private_data = Vec::new();
         if enhanced && let Some((ird, ord, control)) = request.depths() {
             let mut answer = 0;
             if control & 8 != 0 {
-                let offered = control & 7;
-                let kind = [2, 1, 4]
-                    .into_iter()
-                    .find(|k| offered & k != 0)
-                    .unwrap_or(2);
-                answer = 8 | kind;
+                // Every kind that is offered, or one for an offer without any.
+                answer = if control & 7 == 0 { 10 } else { control };
+            } else if self.lies(Lie::AlwaysA) {
+                answer = 10;
             }
-            // 0x3fff leaves the depth to the upper layer.
-            private_data = Self::depths(ord, ird, answer);
-        }
-        self.markers = request.markers();
-        let flags = 0x40
-            | if enhanced { 0x10 } else { 0 }
-            | if self.lies(Lie::EchoReserved) {
-                request.flags & 0xF
+            let ird = if self.lies(Lie::DeepOrd) {
+                ird + 1
             } else {
-                0
+                ird
             };
+            // 0x3fff leaves the depth to the upper layer.
+            let depth = if refused {
+                DEPTH
+            } else {
+                ord.max(u16::from(answer & 1))
+            };
+            private_data = Self::depths(depth, ird, answer);
+        }
+        self.markers = request.markers() && !self.lies(Lie::NoMarkers);
+        let mut flags = 0x40 | if enhanced { 0x10 } else { 0 };
+        if refused {
+            flags |= 0x20;
+        }
+        if self.lies(Lie::EchoReserved) {
+            flags |= request.flags & 0xF;
+        }
+        if self.lies(Lie::EchoRejection) {
+            flags |= request.flags & 0x20;
+        }
+        if self.lies(Lie::ReplyReserved) {
+            flags |= 0x02;
+        }
         let reply = MpaFrame {
             key: *REPLY_KEY,
             flags,
-            revision: request.revision,
+            revision: if self.lies(Lie::RevisionUp) {
+                2
+            } else {
+                request.revision
+            },
             pd_length: private_data.len() as u16,
             private_data,
         };
         self.tcp.send(&reply.encode(), SegmentOptions::default());
-        true
+        !refused
     }
 
     fn open_as_client(&mut self) -> bool {
@@ -364,6 +507,11 @@ impl<'a> Peer<'a> {
     fn send_ulpdu(&mut self, ulpdu: Vec<u8>) {
         let options = FpduOptions {
             pad: if self.lies(Lie::DirtyPad) { 0xFF } else { 0 },
+            crc: if self.lies(Lie::BadOwnCrc) {
+                CrcField::Bad
+            } else {
+                CrcField::Good
+            },
             ..FpduOptions::default()
         };
         let octets = if self.markers {
@@ -377,10 +525,16 @@ impl<'a> Peer<'a> {
     }
 
     fn send_untagged(&mut self, opcode: u8, qn: u32, payload: Vec<u8>) {
-        let msn = self.next[qn as usize];
+        let mut msn = self.next[qn as usize];
         self.next[qn as usize] += 1;
+        if qn == 2 && self.lies(Lie::TerminateNumber) {
+            msn += 1;
+        }
+        let plain = qn == 0 && self.lies(Lie::InvalidateField);
         let segment = Segment {
             last: true,
+            stag: if plain { self.stag } else { 0 },
+            ddp_reserved: u8::from(self.lies(Lie::ReservedBits)),
             ddp_version: 1,
             rdmap_version: 1,
             opcode,
@@ -416,22 +570,34 @@ impl<'a> Peer<'a> {
 
     /// Sends a Terminate and ends the stream.
     fn terminate(&mut self, layer: u8, etype: u8, code: u8, offender: Option<&[u8]>) {
-        self.done = true;
+        self.done = !self.lies(Lie::GoesOn);
+        if self.lies(Lie::Dies) {
+            self.shared.dead.store(true, Ordering::Relaxed);
+        }
         if self.lies(Lie::Silent) {
             return;
         }
         let mut terminate = Terminate {
             layer,
             etype,
-            code,
+            code: if self.lies(Lie::WrongCode) {
+                code + 1
+            } else {
+                code
+            },
             headers: 0,
-            reserved: 0,
+            reserved: if self.lies(Lie::TerminateReserved) {
+                1
+            } else {
+                0
+            },
             quoted: Vec::new(),
         };
         if let Some(ulpdu) = offender.filter(|_| !self.lies(Lie::NoQuotes)) {
             let header = if ulpdu[0] & 0x80 != 0 { 14 } else { 18 };
             terminate.headers = 6;
-            terminate.quoted = (ulpdu.len() as u16).to_be_bytes().to_vec();
+            let wrong = u16::from(self.lies(Lie::QuotedLength));
+            terminate.quoted = (ulpdu.len() as u16 + wrong).to_be_bytes().to_vec();
             terminate.quoted.extend(&ulpdu[..header]);
             if layer == 0
                 && etype == 1
@@ -470,12 +636,15 @@ impl<'a> Peer<'a> {
             return self.terminate(2, 0, 3, None);
         };
         let any_opcode = self.lies(Lie::AnyOpcode);
-        if segment.ddp_version != 1 {
+        if segment.ddp_version != 1 && !self.lies(Lie::AnyDdpVersion) {
             let (etype, code) = if segment.tagged { (1, 4) } else { (2, 6) };
             return self.terminate(1, etype, code, Some(ulpdu));
         }
-        if segment.rdmap_version != 1 {
+        if segment.rdmap_version != 1 && !self.lies(Lie::AnyRdmapVersion) {
             return self.terminate(0, 2, 5, Some(ulpdu));
+        }
+        if segment.ddp_reserved != 0 && self.lies(Lie::ChecksReserved) {
+            return self.terminate(1, 0, 0, Some(ulpdu));
         }
         if segment.opcode > 7 && any_opcode {
             segment.opcode = opcode::SEND;
@@ -496,7 +665,7 @@ impl<'a> Peer<'a> {
             return self.terminate(0, 2, 6, Some(ulpdu));
         }
         let length = segment.payload.len() as u64;
-        if length > 0 {
+        if length > 0 || self.lies(Lie::ChecksEmptyWrite) {
             if segment.stag != self.stag && !self.lies(Lie::AnyStag) {
                 return self.terminate(1, 1, 0, Some(ulpdu));
             }
@@ -507,9 +676,14 @@ impl<'a> Peer<'a> {
             if outside && !self.lies(Lie::NoBounds) {
                 return self.terminate(1, 1, 1, Some(ulpdu));
             }
-            if !outside {
+            let is_write = segment.opcode == opcode::WRITE;
+            if !outside && !(is_write && self.lies(Lie::LostWrite)) {
                 let at = (segment.to - self.base) as usize;
-                self.memory[at..at + segment.payload.len()].copy_from_slice(&segment.payload);
+                let place = &mut self.memory[at..at + segment.payload.len()];
+                place.copy_from_slice(&segment.payload);
+                if is_write && self.shared.lies(Lie::DamagedWrite) {
+                    place[0] ^= 1;
+                }
             }
         }
         if segment.opcode == opcode::READ_RESPONSE && segment.last {
@@ -525,7 +699,7 @@ impl<'a> Peer<'a> {
             opcode::TERMINATE => 2,
             _ => 0,
         };
-        if segment.qn != right {
+        if segment.qn != right && !self.lies(Lie::AnyQueue) {
             return self.terminate(1, 2, 1, Some(ulpdu));
         }
         let expected = &mut self.expected[right as usize];
@@ -536,13 +710,18 @@ impl<'a> Peer<'a> {
             *expected += 1;
         }
         match segment.opcode {
+            opcode::TERMINATE if self.lies(Lie::AnswersTerminate) => {
+                self.terminate(0, 0, 0, None);
+            }
             opcode::TERMINATE => self.done = true,
             opcode::READ_REQUEST => self.on_read(segment, ulpdu),
             _ => {
-                if segment.mo as usize != self.message.len() {
+                let in_order = segment.mo as usize == self.message.len();
+                if !in_order && !self.lies(Lie::AnyOffset) {
                     return self.terminate(1, 2, 4, Some(ulpdu));
                 }
-                if self.message.len() + segment.payload.len() > 16 {
+                let too_long = self.message.len() + segment.payload.len() > 16;
+                if too_long && !self.lies(Lie::LongMessage) {
                     return self.terminate(1, 2, 5, Some(ulpdu));
                 }
                 if [opcode::SEND_INVALIDATE, opcode::SEND_SE_INVALIDATE].contains(&segment.opcode)
@@ -566,20 +745,33 @@ impl<'a> Peer<'a> {
             return self.terminate(0, 2, 0xFF, Some(ulpdu));
         };
         let mut data = Vec::new();
-        if read.size > 0 {
-            if read.source_stag != self.stag {
+        if read.size > 0 || self.lies(Lie::ChecksEmptyRead) {
+            if read.source_stag != self.stag && !self.lies(Lie::ReadAnyStag) {
                 return self.terminate(0, 1, 0, Some(ulpdu));
             }
             let Some(end) = read.source_to.checked_add(read.size.into()) else {
                 return self.terminate(0, 1, 4, Some(ulpdu));
             };
-            if read.source_to < self.base || end > self.base + u64::from(SIZE) {
+            let outside = read.source_to < self.base || end > self.base + u64::from(SIZE);
+            let lies = self.lies(Lie::ReadNoBounds) || self.lies(Lie::ReadAnyStag);
+            if outside && !lies {
                 return self.terminate(0, 1, 1, Some(ulpdu));
             }
-            let at = (read.source_to - self.base) as usize;
-            data = self.memory[at..at + read.size as usize].to_vec();
+            let at = read.source_to.wrapping_sub(self.base) as usize;
+            let whole = self.memory.get(at..).unwrap_or_default();
+            data = whole.iter().copied().take(read.size as usize).collect();
+            data.resize(read.size as usize, 0);
+            if self.lies(Lie::ReadWrongData) {
+                data[0] ^= 1;
+            }
         }
-        self.send_tagged(opcode::READ_RESPONSE, read.sink_stag, read.sink_to, data);
+        let off = u64::from(self.lies(Lie::ReadWrongSink));
+        self.send_tagged(
+            opcode::READ_RESPONSE,
+            read.sink_stag,
+            read.sink_to.wrapping_add(off),
+            data,
+        );
     }
 
     fn on_send(&mut self, message: &[u8]) {

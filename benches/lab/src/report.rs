@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::{Case, Rule};
 use crate::script::{Outcome, Verdict};
+use crate::via::LocalLink;
 
 /// Version of the JSON report.
 pub const VERSION: u32 = 1;
@@ -30,6 +31,8 @@ pub struct Settings {
     pub via: Option<String>,
     pub siwd: Option<String>,
     pub lie: Option<String>,
+    #[serde(default)]
+    pub link: LocalLink,
     pub target: Option<String>,
     pub interface: Option<String>,
     pub address: Option<String>,
@@ -130,6 +133,10 @@ impl<'a> Entry<'a> {
             seconds: outcome.duration.as_secs_f64(),
             ladder: rungs.collect(),
         }
+    }
+
+    fn passed(&self) -> bool {
+        self.verdict == Verdict::Pass && self.news.is_none()
     }
 
     /// First lines of a terminal report, and of the other reports' details.
@@ -260,10 +267,40 @@ impl Report<'_> {
             page += "</td></tr>";
         }
         page += "</table>";
+        let news: Vec<_> = self.results.iter().filter(|e| e.news.is_some()).collect();
+        if !news.is_empty() {
+            page += "<h2>News</h2><ul>";
+            for entry in news {
+                let _ = write!(
+                    page,
+                    "<li><span class='v {0}'>{0}</span> <a href='#{1}'>{1}</a> {2}</li>",
+                    entry.verdict.name(),
+                    escape(&entry.name),
+                    escape(entry.title)
+                );
+            }
+            page += "</ul>";
+        }
+        page += "<p><label><input type='checkbox' id='segments' checked> TCP segments with their octets</label></p>";
         for (group, entries) in groups(&self.results) {
             let _ = write!(page, "<h2 id='{group}'>{group}</h2>");
-            for entry in entries {
-                self.html_entry(&mut page, entry);
+            for same in entries.chunk_by(|a, b| a.case == b.case && a.passed() && b.passed()) {
+                if let [entry] = same {
+                    self.html_entry(&mut page, entry);
+                    continue;
+                }
+                // Instances of one case that passed need one line.
+                let _ = write!(
+                    page,
+                    "<details><summary><span class='v pass'>pass</span> <b>{}</b> {}, {} instances</summary>",
+                    escape(same[0].case),
+                    escape(same[0].title),
+                    same.len()
+                );
+                for entry in same {
+                    self.html_entry(&mut page, entry);
+                }
+                page += "</details>";
             }
         }
         page += "</body></html>\n";
@@ -275,7 +312,7 @@ impl Report<'_> {
         let verdict = entry.verdict.name();
         let _ = write!(
             page,
-            "<details{open}><summary><span class='v {verdict}'>{verdict}</span> <b>{}</b> {}{}</summary>",
+            "<details{open} id='{0}'><summary><span class='v {verdict}'>{verdict}</span> <b>{0}</b> {1}{2}</summary>",
             escape(&entry.name),
             escape(entry.title),
             entry.news.as_ref().map_or(String::new(), |news| format!(
@@ -378,7 +415,7 @@ pre{margin:0;white-space:pre-wrap}details>*:not(summary){margin-left:1.2em}
 .ladder{font-family:ui-monospace,monospace;font-size:12px;width:100%;table-layout:fixed}
 .ladder th:nth-child(1){width:5em}.ladder th:nth-child(3){width:1.5em}
 .ladder tr.msg{background:#f3f6fa;font-weight:600}.x{color:#777;font-weight:400;overflow-wrap:anywhere}
-.two pre{font-size:12px}
+.two pre{font-size:12px}body:has(#segments:not(:checked)) tr.tcp{display:none}
 </style></head><body>";
 
 /// Writes the frames of an instance as a capture.

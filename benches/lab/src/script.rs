@@ -13,6 +13,7 @@ use crate::case::{
     Alternative, Case, Comparison, Expr, Grade, Level, Operator, Start, StepKind, Term, Value,
 };
 use crate::link::{Mac, Received, Station};
+use crate::mapper::{MapperMessage, MapperPort, PORT, kind};
 use crate::stream::{Broken, Event, Opening, PING_SIZE, Phase, Role, Stream};
 use crate::tcp::{Line, SegmentOptions, SynOptions, Tcp};
 use crate::wire::{
@@ -207,6 +208,7 @@ struct Script<'a> {
     running: Option<Running>,
     connect_error: Option<String>,
     held: Vec<u8>,
+    mapper: Option<MapperPort>,
     outcome: Outcome,
 }
 
@@ -224,6 +226,7 @@ pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome
         running: None,
         connect_error: None,
         held: Vec::new(),
+        mapper: None,
         outcome,
     };
     match script.begin() {
@@ -300,6 +303,9 @@ impl Script<'_> {
         if let Some((_, value)) = self.params.iter().find(|(n, _)| n == name) {
             let digits = value.strip_prefix("0x");
             return Ok(digits.map_or_else(|| value.parse(), |d| u64::from_str_radix(d, 16))?);
+        }
+        if name == "target.port" {
+            return Ok(self.target.port.into());
         }
         let stream = self.stream()?;
         let region = stream.region;
@@ -461,6 +467,8 @@ impl Script<'_> {
         let options = SegmentOptions {
             no_push: has("nopush"),
             bad_checksum: has("badsum"),
+            urgent: has("urgent"),
+            fragments: has("fragments"),
             offset,
         };
         let tcp = &mut self.stream()?.tcp;
@@ -519,6 +527,7 @@ impl Script<'_> {
                     .note(true, format!("{} octets that are no frame", octets.len()));
                 self.emit(octets, fields, words)?;
             }
+            "mapper" => self.send_mapper(fields)?,
             "request" | "reply" => self.send_mpa(what, fields, words)?,
             _ => self.send_segment(what, fields, words)?,
         }
@@ -526,6 +535,68 @@ impl Script<'_> {
             self.stream()?.tcp.pure_acks = 0;
         }
         Ok(())
+    }
+
+    /// Sends a message to the target's port mapper, by default a request for the port of rping.
+    fn send_mapper(&mut self, fields: &BTreeMap<String, Value>) -> Result<()> {
+        let target = self.target;
+        if self.mapper.is_none() {
+            self.mapper = Some(MapperPort::open(&target.station));
+        }
+        let own_port = self.mapper.as_ref().map_or(0, |mapper| mapper.port);
+        let handle = self.seed;
+        let mut take = |name: &str, default: u64| -> Result<u64> {
+            Ok(self.get(fields, name)?.unwrap_or(default))
+        };
+        let connecting_port = take("cport", own_port.into())? as u16;
+        let message = MapperMessage {
+            version: take("ver", 0)? as u8,
+            kind: take("kind", kind::REQUEST.into())? as u8,
+            ip_version: take("ipv", 4)? as u8,
+            time: take("time", 0)? as u8,
+            own_port: connecting_port,
+            accepting_port: take("port", target.port.into())? as u16,
+            connecting_port,
+            handle: take("handle", handle)?,
+            connecting: target.station.ip,
+            accepting: Ipv4Addr::from(take("addr", u32::from(target.ip).into())? as u32),
+            length: 0,
+        };
+        let mut octets = message.encode();
+        if let Some(keep) = self.get(fields, "keep")? {
+            octets.truncate(keep as usize);
+        }
+        octets.extend(self.octets(fields, "extra")?.unwrap_or_default());
+        let to = SocketAddrV4::new(target.ip, PORT);
+        let frame = target
+            .station
+            .send_datagram(own_port, target.mac, to, &octets);
+        let text = format!("{} ({} octets)", message.describe(), octets.len());
+        self.note_datagram(Instant::now(), true, text, frame);
+        Ok(())
+    }
+
+    fn note_datagram(&mut self, at: Instant, from_lab: bool, text: String, frame: Vec<u8>) {
+        self.outcome.ladder.push(Line {
+            at,
+            from_lab,
+            text,
+            frame: Some(frame),
+        });
+    }
+
+    /// The next message of the target's port mapper.
+    fn mapper_event(&mut self, patience: Duration) -> Result<Event> {
+        let mapper = self
+            .mapper
+            .as_ref()
+            .context("nothing was asked yet: the case lacks a line with send mapper")?;
+        let Ok(datagram) = mapper.inbox.recv_timeout(patience) else {
+            return Ok(Event::Quiet);
+        };
+        let event = Event::Mapper(MapperMessage::decode(&datagram.payload));
+        self.note_datagram(datagram.at, false, event.describe(), datagram.frame);
+        Ok(event)
     }
 
     fn send_mpa(
@@ -554,6 +625,7 @@ impl Script<'_> {
         }
         octets.extend(self.octets(fields, "extra")?.unwrap_or_default());
         if let Some(stream) = &mut self.stream {
+            stream.begin_start_up();
             stream.tcp.note(
                 true,
                 format!("{} ({} octets)", frame.describe(), octets.len()),
@@ -750,7 +822,11 @@ impl Script<'_> {
                     Some(quiet) => quiet.within.unwrap_or(self.target.quiet * 8),
                     None => within.unwrap_or(self.target.patience),
                 };
-                self.stream()?.event(patience)
+                if self.mapper.is_some() && self.stream.is_none() {
+                    self.mapper_event(patience)?
+                } else {
+                    self.stream()?.event(patience)
+                }
             }
         };
         let mut differences = Vec::new();
@@ -884,6 +960,7 @@ impl Script<'_> {
             "response" => operation == Some(opcode::READ_RESPONSE),
             "terminate" => operation == Some(opcode::TERMINATE),
             "fpdu" => operation.is_some(),
+            "mapped" => matches!(event, Event::Mapper(Some(_))),
             _ => false,
         };
         if !right {
@@ -915,7 +992,7 @@ impl Script<'_> {
                         )
                     }
                     (Found::Octets(got), expected) => {
-                        let expected = self.expected_octets(expected)?;
+                        let expected = self.expected_octets(expected, got.len())?;
                         let at = (0..got.len().max(expected.len()))
                             .find(|at| got.get(*at) != expected.get(*at));
                         format!(
@@ -932,7 +1009,12 @@ impl Script<'_> {
         Ok(None)
     }
 
-    fn expected_octets(&mut self, value: &Value) -> Result<Vec<u8>> {
+    /// Octets of `value`; of `region`, the target's buffer, the first `length`.
+    fn expected_octets(&mut self, value: &Value, length: usize) -> Result<Vec<u8>> {
+        if *value == Value::Word("region".into()) {
+            let image = &self.stream()?.image;
+            return Ok(image.iter().copied().take(length).collect());
+        }
         let fields = BTreeMap::from([("data".to_owned(), value.clone())]);
         Ok(self.octets(&fields, "data")?.unwrap_or_default())
     }
@@ -957,7 +1039,7 @@ impl Script<'_> {
                 if comparison.value == Value::Expr(Expr(vec![(true, Term::Number(0))])) {
                     return Ok(found.is_empty());
                 }
-                let expected = self.expected_octets(&comparison.value)?;
+                let expected = self.expected_octets(&comparison.value, found.len())?;
                 Ok((found == &expected) == (comparison.operator == Operator::Equal))
             }
         }
@@ -1039,6 +1121,16 @@ fn field(event: &Event, name: &str) -> Option<Found> {
                 _ => None,
             }
         }
+        Event::Mapper(Some(message)) => match name {
+            "kind" => number(message.kind.into()),
+            "ver" => number(message.version.into()),
+            "ipv" => number(message.ip_version.into()),
+            "port" => number(message.accepting_port.into()),
+            "cport" => number(message.connecting_port.into()),
+            "handle" => number(message.handle),
+            "len" => number(message.length as u64),
+            _ => None,
+        },
         Event::Fpdu(fpdu, Some(segment)) => {
             let read = ReadRequest::decode(&segment.payload);
             let terminate = Terminate::decode(&segment.payload);

@@ -9,6 +9,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::link::StartUp;
+use crate::mapper::MapperMessage;
+use crate::rules::broken_by;
 use crate::tcp::{Ending, SegmentOptions, Tcp};
 use crate::wire::{
     Fpdu, FpduOptions, FpduReader, MpaFrame, REPLY_KEY, REQUEST_KEY, ReadRequest, Segment, fpdu,
@@ -22,7 +25,9 @@ pub const PING_SIZE: u32 = 64;
 const TAGGED_PAYLOAD: usize = 1024;
 
 /// Part of the target, from the specification's view.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// The target runs `rping -s`.
@@ -81,6 +86,8 @@ pub enum Event {
     Mpa(MpaFrame),
     /// The segment is missing where the ULPDU is too short for its header.
     Fpdu(Fpdu, Option<Segment>),
+    /// Message of the target's port mapper; `None`: a datagram that is none.
+    Mapper(Option<MapperMessage>),
     Fin,
     Reset,
     /// Nothing until the time limit.
@@ -91,6 +98,8 @@ impl Event {
     pub fn describe(&self) -> String {
         match self {
             Event::Mpa(frame) => frame.describe(),
+            Event::Mapper(Some(message)) => message.describe(),
+            Event::Mapper(None) => "a datagram that is too short for the port mapper".into(),
             Event::Fpdu(fpdu, segment) => {
                 let mut text = match segment {
                     Some(segment) => segment.describe(),
@@ -179,6 +188,8 @@ pub struct Stream {
     pub sent: Vec<u8>,
     pub patience: Duration,
     reported: bool,
+    /// Held until the target answers the Request.
+    start_up: Option<StartUp>,
 }
 
 impl Stream {
@@ -209,6 +220,14 @@ impl Stream {
             sent: Vec::new(),
             patience,
             reported: false,
+            start_up: None,
+        }
+    }
+
+    /// Waits until no other stream of the lab awaits a Reply; to be called before a Request is sent.
+    pub fn begin_start_up(&mut self) {
+        if self.start_up.is_none() && self.theirs.is_none() {
+            self.start_up = self.tcp.begin_start_up();
         }
     }
 
@@ -225,6 +244,12 @@ impl Stream {
 
     /// The next event of the target.
     pub fn event(&mut self, patience: Duration) -> Event {
+        let event = self.next_event(patience);
+        self.start_up = None;
+        event
+    }
+
+    fn next_event(&mut self, patience: Duration) -> Event {
         let until = Instant::now() + patience;
         loop {
             if let Some(event) = self.take_event() {
@@ -274,33 +299,7 @@ impl Stream {
 
     /// Rules for senders that every segment of the target must keep.
     fn check(&mut self, fpdu: &Fpdu, segment: Option<&Segment>) {
-        let mut broken = Vec::new();
-        if !fpdu.crc_good {
-            broken.push("CRC wrong (RFC 5044 section 4.4)".to_owned());
-        }
-        if !fpdu.pad_zero {
-            broken.push("pad not zero (RFC 5044 section 4.1)".to_owned());
-        }
-        if !fpdu.markers_right {
-            broken.push("marker wrong (RFC 5044 section 4.3)".to_owned());
-        }
-        match segment {
-            None => broken.push("ULPDU shorter than its header".to_owned()),
-            Some(s) => {
-                if (s.ddp_version, s.rdmap_version) != (1, 1) {
-                    broken.push("DV or RV is not 1 (RFC 5041 4.1, RFC 5040 4.1)".to_owned());
-                }
-                if s.ddp_reserved != 0 || s.rdmap_reserved != 0 {
-                    broken.push("reserved bits set".to_owned());
-                }
-                let invalidates =
-                    [opcode::SEND_INVALIDATE, opcode::SEND_SE_INVALIDATE].contains(&s.opcode);
-                if !s.tagged && !invalidates && s.stag != 0 {
-                    broken.push("Invalidate STag field not zero (RFC 5040 section 4.1)".to_owned());
-                }
-            }
-        }
-        for text in broken {
+        for text in broken_by(fpdu, segment) {
             self.violations.push(format!(
                 "{text}: {}",
                 Event::Fpdu(fpdu.clone(), segment.cloned()).describe()
@@ -366,6 +365,7 @@ impl Stream {
     }
 
     pub fn send_frame(&mut self, frame: &MpaFrame) {
+        self.begin_start_up();
         self.tcp.note(true, frame.describe());
         self.tcp.send(&frame.encode(), SegmentOptions::default());
         self.ours = Some(frame.clone());
@@ -534,6 +534,11 @@ impl Stream {
                 _ => {
                     let before = self.phase;
                     let event = self.event(self.patience);
+                    // The ready-to-receive message, if that is the kind agreed on.
+                    if matches!(&event, Event::Fpdu(_, Some(s)) if s.opcode == opcode::WRITE && s.payload.is_empty())
+                    {
+                        continue;
+                    }
                     let unexpected = !matches!(event, Event::Fpdu(_, Some(_)));
                     let stuck = self.phase == before
                         && self.phase != Phase::AwaitWrite

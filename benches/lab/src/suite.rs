@@ -2,14 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::case::Case;
 use crate::script::{Outcome, Target, Verdict, mix, run};
-
-/// Time in which a target's program may be started again after a case.
-const RECOVERY: Duration = Duration::from_secs(15);
 
 /// A sane conversation counts for so long.
 const FRESH: Duration = Duration::from_secs(1);
@@ -28,6 +25,18 @@ struct Suite<'a> {
     sane_at: Mutex<Option<Instant>>,
     stopped: &'a AtomicBool,
     dead_groups: Mutex<BTreeSet<String>>,
+    /// The last sane conversation failed, its repetitions included.
+    failing: AtomicBool,
+    lost: Mutex<Option<String>>,
+}
+
+/// End of a run.
+pub struct Ran {
+    /// Of the first instances, in their order; of all of them unless the run was stopped or the target
+    /// lost.
+    pub outcomes: Vec<Outcome>,
+    /// The target did not converse any more, also not in another group: since when, and the symptom.
+    pub lost: Option<String>,
 }
 
 /// Runs all instances; `report` is called with each outcome as it comes.
@@ -37,7 +46,7 @@ pub fn run_all(
     jobs: usize,
     stopped: &AtomicBool,
     report: &(dyn Fn(&Outcome) + Sync),
-) -> Vec<Outcome> {
+) -> Ran {
     let suite = Suite {
         target,
         instances,
@@ -46,6 +55,8 @@ pub fn run_all(
         sane_at: Mutex::new(None),
         stopped,
         dead_groups: Mutex::default(),
+        failing: AtomicBool::new(false),
+        lost: Mutex::default(),
     };
     let outcomes = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -65,12 +76,16 @@ pub fn run_all(
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
     outcomes.sort_by_key(|(index, _)| *index);
-    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+    let lost = suite.lost.into_inner();
+    Ran {
+        outcomes: outcomes.into_iter().map(|(_, outcome)| outcome).collect(),
+        lost: lost.unwrap_or_else(PoisonError::into_inner),
+    }
 }
 
 impl Suite<'_> {
     fn step(&self) -> Option<(usize, Outcome)> {
-        if self.stopped.load(Ordering::Relaxed) {
+        if self.stopped.load(Ordering::Relaxed) || self.lost().is_some() {
             return None;
         }
         let index = self.next.fetch_add(1, Ordering::Relaxed);
@@ -83,8 +98,13 @@ impl Suite<'_> {
             );
             return Some((index, outcome));
         }
+        let failing = self.failing.load(Ordering::Relaxed);
         if let Err(reason) = self.sane(true) {
             let mut outcome = Outcome::of(case, params);
+            if failing {
+                self.lost()
+                    .get_or_insert_with(|| format!("before {}: {reason}", outcome.name()));
+            }
             outcome.worsen(
                 Verdict::Inconclusive,
                 format!("the target does not converse before the case: {reason}"),
@@ -110,6 +130,10 @@ impl Suite<'_> {
             .contains(group)
     }
 
+    fn lost(&self) -> MutexGuard<'_, Option<String>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn bury(&self, group: &str) {
         self.dead_groups
             .lock()
@@ -123,7 +147,8 @@ impl Suite<'_> {
         if recent_counts && last.is_some_and(|at| at.elapsed() < FRESH) {
             return Ok(());
         }
-        let deadline = Instant::now() + RECOVERY;
+        // Time in which the target's program may be started again.
+        let deadline = Instant::now() + self.target.patience * 3 / 2;
         loop {
             let number = self.conversations.fetch_add(1, Ordering::Relaxed);
             match self
@@ -133,11 +158,13 @@ impl Suite<'_> {
                 Ok(()) => {
                     *self.sane_at.lock().unwrap_or_else(PoisonError::into_inner) =
                         Some(Instant::now());
+                    self.failing.store(false, Ordering::Relaxed);
                     return Ok(());
                 }
                 Err(reason)
                     if Instant::now() > deadline || self.stopped.load(Ordering::Relaxed) =>
                 {
+                    self.failing.store(true, Ordering::Relaxed);
                     return Err(reason);
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),

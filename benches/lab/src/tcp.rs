@@ -10,10 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use etherparse::{IpNumber, Ipv4Header, TcpHeader, TcpOptionElement};
 
-use crate::link::{Mac, Received, Station};
+use crate::link::{Mac, Received, StartUp, Station};
 
 /// Time after which an unacknowledged segment is sent again.
 const RETRANSMIT: Duration = Duration::from_millis(400);
+
+/// Longest wait for the start-up of another stream. Linux siw closes a connection without a Request after
+/// five seconds.
+const START_UP_WAIT: Duration = Duration::from_secs(3);
 
 /// Window announced to the peer.
 const WINDOW: u16 = 65_535;
@@ -43,6 +47,10 @@ pub struct SynOptions {
 pub struct SegmentOptions {
     pub no_push: bool,
     pub bad_checksum: bool,
+    /// URG with a pointer to the first octet.
+    pub urgent: bool,
+    /// In two IP fragments, the second one first.
+    pub fragments: bool,
     /// Added to the sequence number; such a segment is sent once.
     pub offset: i64,
 }
@@ -80,6 +88,8 @@ pub struct Tcp {
     unacked: Vec<Unacked>,
     /// Acknowledgements without data since the counter was reset.
     pub pure_acks: u32,
+    /// Segments with data that were received.
+    pub data_segments: u32,
     pub closed: bool,
     pub ladder: Vec<Line>,
 }
@@ -200,6 +210,7 @@ impl Tcp {
             ending: None,
             unacked: Vec::new(),
             pure_acks: 0,
+            data_segments: 0,
             closed: false,
             ladder: Vec::new(),
         }
@@ -223,7 +234,7 @@ impl Tcp {
             // One option of four octets always fits.
             let _ = header.set_options(&[TcpOptionElement::MaximumSegmentSize(mss)]);
         }
-        self.transmit(header, &[], false);
+        self.transmit(header, &[], SegmentOptions::default());
     }
 
     fn on_syn(&mut self, received: &Received) {
@@ -235,17 +246,24 @@ impl Tcp {
         }
     }
 
-    fn transmit(&mut self, mut header: TcpHeader, payload: &[u8], bad_checksum: bool) {
+    fn transmit(&mut self, header: TcpHeader, payload: &[u8], options: SegmentOptions) {
+        let mut header = header;
         let (source, destination) = (self.station.ip.octets(), self.peer.ip().octets());
         let sum = header.calc_checksum_ipv4_raw(source, destination, payload);
-        header.checksum = sum.unwrap_or(0) ^ if bad_checksum { 0x0100 } else { 0 };
+        let damage = if options.bad_checksum { 0x0100 } else { 0 };
+        header.checksum = sum.unwrap_or(0) ^ damage;
         let mut octets = header.to_bytes().to_vec();
         octets.extend(payload);
-        let frame = self
-            .station
-            .ipv4(self.peer_mac, *self.peer.ip(), IpNumber::TCP, &octets);
-        self.log(true, &frame, &header, payload.len());
-        self.station.send(&frame);
+        let (mac, to) = (self.peer_mac, *self.peer.ip());
+        let frames = if options.fragments {
+            self.station.ipv4_fragments(mac, to, IpNumber::TCP, &octets)
+        } else {
+            vec![self.station.ipv4(mac, to, IpNumber::TCP, &octets)]
+        };
+        for frame in frames {
+            self.log(true, &frame, &header, payload.len());
+            self.station.send(&frame);
+        }
     }
 
     fn log(&mut self, from_lab: bool, frame: &[u8], header: &TcpHeader, length: usize) {
@@ -263,6 +281,11 @@ impl Tcp {
         });
     }
 
+    /// The station's permission to send an MPA Request; `None` if the others take too long.
+    pub fn begin_start_up(&self) -> Option<StartUp> {
+        self.station.begin_start_up(START_UP_WAIT)
+    }
+
     /// Adds a decoded message to the ladder.
     pub fn note(&mut self, from_lab: bool, text: String) {
         self.ladder.push(Line {
@@ -277,12 +300,16 @@ impl Tcp {
     pub fn send(&mut self, payload: &[u8], options: SegmentOptions) {
         let mut header = self.header();
         header.psh = !options.no_push;
+        if options.urgent {
+            header.urg = true;
+            header.urgent_pointer = 1;
+        }
         if options.offset != 0 {
             header.sequence_number = header.sequence_number.wrapping_add(options.offset as u32);
-            self.transmit(header, payload, options.bad_checksum);
+            self.transmit(header, payload, options);
             return;
         }
-        self.transmit(header, payload, options.bad_checksum);
+        self.transmit(header, payload, options);
         self.add_unacked(payload);
     }
 
@@ -311,26 +338,26 @@ impl Tcp {
         header.sequence_number = sent.seq;
         header.psh = true;
         header.fin = sent.fin;
-        self.transmit(header, &sent.payload, false);
+        self.transmit(header, &sent.payload, SegmentOptions::default());
     }
 
     pub fn send_ack(&mut self) {
         let header = self.header();
-        self.transmit(header, &[], false);
+        self.transmit(header, &[], SegmentOptions::default());
     }
 
     /// A probe of keepalive: the last octet before SND.NXT, or none.
     pub fn send_keepalive(&mut self, length: usize) {
         let mut header = self.header();
         header.sequence_number = self.snd_nxt.wrapping_sub(1);
-        self.transmit(header, &vec![0; length], false);
+        self.transmit(header, &vec![0; length], SegmentOptions::default());
     }
 
     pub fn send_fin(&mut self) {
         let seq = self.snd_nxt;
         let mut header = self.header();
         header.fin = true;
-        self.transmit(header, &[], false);
+        self.transmit(header, &[], SegmentOptions::default());
         self.snd_nxt = seq.wrapping_add(1);
         self.closed = true;
         self.unacked.push(Unacked {
@@ -346,7 +373,7 @@ impl Tcp {
         let mut header = self.header();
         header.rst = true;
         header.sequence_number = self.snd_nxt.wrapping_add(offset as u32);
-        self.transmit(header, &[], false);
+        self.transmit(header, &[], SegmentOptions::default());
         self.closed |= offset == 0;
     }
 
@@ -357,14 +384,14 @@ impl Tcp {
         header.ack = false;
         header.acknowledgment_number = 0;
         header.sequence_number = self.snd_nxt.wrapping_add(offset as u32);
-        self.transmit(header, &[], false);
+        self.transmit(header, &[], SegmentOptions::default());
     }
 
     /// An ACK of data that the peer did not send.
     pub fn send_ack_beyond(&mut self, offset: i64) {
         let mut header = self.header();
         header.acknowledgment_number = self.rcv_nxt.wrapping_add(offset as u32);
-        self.transmit(header, &[], false);
+        self.transmit(header, &[], SegmentOptions::default());
     }
 
     fn receive(&mut self, until: Instant) -> Option<Received> {
@@ -412,13 +439,20 @@ impl Tcp {
         } = received;
         if header.rst {
             // Only an exact one ends the stream, as at any receiver (RFC 5961 section 3.2).
-            if header.sequence_number == self.rcv_nxt && self.ending != Some(Ending::Reset) {
+            if header.sequence_number != self.rcv_nxt {
+                self.send_ack();
+            } else if self.ending != Some(Ending::Reset) {
                 self.ending = Some(Ending::Reset);
                 self.unacked.clear();
             }
             return;
         }
         if header.syn {
+            self.send_ack();
+            return;
+        }
+        if header.ack && later(header.acknowledgment_number, self.snd_nxt) {
+            // Data that was never sent (RFC 9293 section 3.10.7.4).
             self.send_ack();
             return;
         }
@@ -440,6 +474,7 @@ impl Tcp {
             }
             return;
         }
+        self.data_segments += u32::from(!payload.is_empty());
         self.out_of_order
             .insert(header.sequence_number, (payload, header.fin));
         while let Some((&seq, _)) = self

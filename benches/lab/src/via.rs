@@ -40,10 +40,40 @@ hugepages = "never"
 buffers = 8192
 [[device]]
 name = "siw0"
-devargs = "net_af_packet0,iface=siwd0"
+devargs = "DEVARGS"
 mac = "02:00:00:77:00:01"
 addresses = ["10.77.0.1/24"]
 "#;
+
+/// Link between the lab and siwd.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    clap::ValueEnum,
+    serde::Serialize,
+    serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum LocalLink {
+    /// A veth pair: siwd by AF_PACKET on one end
+    #[default]
+    Veth,
+    /// A tap interface of siwd's own
+    Tap,
+}
+
+impl LocalLink {
+    fn devargs(self) -> &'static str {
+        match self {
+            LocalLink::Veth => "net_af_packet0,iface=siwd0",
+            LocalLink::Tap => "net_tap0,iface=lab0",
+        }
+    }
+}
 
 /// Programs of siwd, and rping.
 #[derive(Debug, Clone)]
@@ -133,7 +163,7 @@ fn dying_with_the_lab(signal: &str, program: &Path) -> Command {
 }
 
 /// Moves this process, which must have a single thread, into namespaces of its own.
-pub fn enter_namespaces() -> Result<()> {
+pub fn enter_namespaces(link: LocalLink) -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("--via siwd makes a network namespace with a veth pair: run it as root");
     }
@@ -151,6 +181,9 @@ pub fn enter_namespaces() -> Result<()> {
     )
     .with_context(|| format!("cannot mount a private tmpfs on {PRIVATE}"))?;
     run("ip", "link set lo up")?;
+    if link == LocalLink::Tap {
+        return Ok(());
+    }
     run(
         "ip",
         "link add lab0 mtu 1500 type veth peer name siwd0 mtu 1500",
@@ -207,9 +240,9 @@ pub struct Siwd {
 
 impl Siwd {
     /// Starts everything; the namespaces were entered before.
-    pub fn start(programs: &Programs, output: &Path, extra: &str) -> Result<Siwd> {
+    pub fn start(programs: &Programs, output: &Path, link: LocalLink) -> Result<Siwd> {
         let config = Path::new(PRIVATE).join("siwd.toml");
-        std::fs::write(&config, format!("{CONFIG}{extra}"))?;
+        std::fs::write(&config, CONFIG.replace("DEVARGS", link.devargs()))?;
         let log = output.join("siwd.log");
         let out = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let siwd = dying_with_the_lab("TERM", &programs.siwd)
@@ -237,6 +270,14 @@ impl Siwd {
                 bail!("siwd is not ready after 30 s; see {}", log.display());
             }
             std::thread::sleep(Duration::from_millis(10));
+        }
+        if link == LocalLink::Tap {
+            // The kernel's end, which has no address; it comes after the socket.
+            while nix::net::if_::if_nametoindex(LAB_INTERFACE).is_err() && Instant::now() < deadline
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            run("ip", "link set lab0 up arp off addrgenmode none")?;
         }
         let (stop, restarts) = (started.stop.clone(), started.restarts.clone());
         let (programs, log) = (programs.clone(), output.join("rping.log"));
