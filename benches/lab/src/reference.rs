@@ -127,7 +127,7 @@ impl Lie {
 const PATIENCE: Duration = Duration::from_secs(5);
 const SIZE: u32 = 64;
 /// Reads that the initiator may have outstanding.
-const DEPTH: u16 = 128;
+const DEPTH: u16 = 256;
 
 pub struct Reference {
     shared: Arc<Shared>,

@@ -283,7 +283,7 @@ impl Siwd {
         let (programs, log) = (programs.clone(), output.join("rping.log"));
         started.supervisor = Some(std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                let Ok(child) = programs.rping(&format!("-s -P -a {SIWD_ADDRESS} -p {PORT}"), &log)
+                let Ok(child) = programs.rping(&format!("-s -P -p {PORT}"), &log)
                 else {
                     return;
                 };
