@@ -283,8 +283,7 @@ impl Siwd {
         let (programs, log) = (programs.clone(), output.join("rping.log"));
         started.supervisor = Some(std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                let Ok(child) = programs.rping(&format!("-s -P -p {PORT}"), &log)
-                else {
+                let Ok(child) = programs.rping(&format!("-s -P -p {PORT}"), &log) else {
                     return;
                 };
                 let mut server = Ended(child);

@@ -1,5 +1,5 @@
 //! `siwctl`: shows the state of a running siwd, and changes it. The lists of objects have the form of
-//! rdma(8) and ss(8), so that what reads those reads these.
+//! rdma(8) and ss(8), for the programs that read those.
 #![forbid(unsafe_code)]
 
 mod connections;
@@ -15,7 +15,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Show what a running siwd does, ask it why, and change it.
+/// Show the state of a running siwd, explain it, and change it.
 #[derive(Debug, Parser)]
 #[command(name = "siwctl", version)]
 struct Arguments {
@@ -33,7 +33,7 @@ struct Arguments {
 enum Command {
     /// Counters, merged and for each worker
     Stat(stat::StatArgs),
-    /// Objects: devices, clients, queue pairs and what belongs to them
+    /// Objects: devices, clients, queue pairs and their parts
     #[command(subcommand)]
     Show(Show),
     /// Why a queue pair's connection ended or was not made
@@ -65,9 +65,9 @@ enum Show {
     Devices,
     /// Workers with their cores and load
     Workers,
-    /// Connected processes and what they hold
+    /// Connected processes and their objects
     Clients(objects::Filter),
-    /// Users with what they hold and their limits
+    /// Users with the resources that they hold
     Users,
     /// Effective settings
     Config,

@@ -212,7 +212,7 @@ const WORKER: [(&str, &str, Kind, &str); 17] = [
     ),
 ];
 
-/// Counters of a device beside those of TCP.
+/// Counters of a device in addition to those of TCP.
 const DEVICE: [(&str, &str, &str); 4] = [
     (
         "rx_frames",
@@ -236,7 +236,7 @@ const DEVICE: [(&str, &str, &str); 4] = [
     ),
 ];
 
-/// What a client holds.
+/// Resources of a client.
 const CLIENT: [(&str, &str, Kind, &str); 8] = [
     (
         "queue_pairs",
