@@ -133,6 +133,9 @@ impl FlowSide {
 
 pub(super) struct Flow {
     pub(super) ends: FlowEnds,
+    /// The connection before this one between the same endpoints. One end may still use it while the
+    /// other has opened this one.
+    pub(super) earlier: Option<usize>,
     pub(super) sides: [FlowSide; 2],
     /// The MTU of the path decreased: retransmissions may be split into smaller segments.
     pub(super) is_recut: bool,

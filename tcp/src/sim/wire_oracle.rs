@@ -95,7 +95,8 @@ impl WireOracle {
         }
     }
 
-    /// Finds the connection of a frame; a SYN with another sequence number starts a new one.
+    /// Finds the connection of a frame that is sent; a SYN with another sequence number starts a new
+    /// one.
     fn flow_of(&mut self, from: usize, view: &TcpView<'_>) -> Option<usize> {
         let ends = Self::ends_of(from, view);
         let known = self.current.get(&ends).copied();
@@ -135,6 +136,7 @@ impl WireOracle {
             let is_recut = self.path_narrows;
             self.flows.push(Flow {
                 ends,
+                earlier: known,
                 sides,
                 is_recut,
                 answered_anew: None,
@@ -142,12 +144,27 @@ impl WireOracle {
             self.current.insert(ends, self.flows.len() - 1);
             return Some(self.flows.len() - 1);
         }
-        // A host that answered anew has forgotten the connection that is checked here.
-        known.filter(|&flow| {
+        // A host that has not answered the newest SYN still uses the connection before it. One that
+        // answered anew has forgotten the connection that is checked here.
+        let is_open = |&flow: &usize| self.flows[flow].sides[from].iss.is_some();
+        let used = known.filter(is_open).or(self.flows[known?].earlier);
+        used.filter(|&flow| {
             let flow = &self.flows[flow];
             let forgot = flow.answered_anew.is_some_and(|(host, _)| host == from);
             flow.sides[from].iss.is_some() && !forgot
         })
+    }
+
+    /// Finds the connection of a frame that arrives: the newest between its endpoints, or the one
+    /// before it if the frame does not follow the newest SYN.
+    fn arrived_flow_of(&self, from: usize, view: &TcpView<'_>) -> Option<usize> {
+        let newest = *self.current.get(&Self::ends_of(from, view))?;
+        let flow = &self.flows[newest];
+        let follows = |iss: u32| !is_before(view.seq, iss);
+        if flow.sides[from].iss.is_some_and(follows) {
+            return Some(newest);
+        }
+        flow.earlier.or(Some(newest))
     }
 
     /// Notes that a host restarts: its counters start at zero.
@@ -434,7 +451,7 @@ impl WireOracle {
         }
         let Some(view) = tcp_view(frame) else { return };
         let from = 1 - to;
-        let Some(&index) = self.current.get(&Self::ends_of(from, &view)) else {
+        let Some(index) = self.arrived_flow_of(from, &view) else {
             return;
         };
         if self.flows[index].is_of_new_answer(from, &view) {
@@ -511,10 +528,17 @@ impl WireOracle {
         Some(oldest.2)
     }
 
-    /// Returns when a frame of the connection last arrived at `host`, and when one last acknowledged
-    /// new data.
+    /// Returns when a frame of the connection, or of the one before it between the same endpoints, last
+    /// arrived at `host`, and when one last acknowledged new data.
     pub fn last_heard(&self, flow: usize, host: usize) -> (Instant, Instant) {
-        let side = &self.flows[flow].sides[host];
-        (side.heard_at, side.acked_at)
+        let times = |flow: usize| {
+            let side = &self.flows[flow].sides[host];
+            (side.heard_at, side.acked_at)
+        };
+        let (heard_at, acked_at) = times(flow);
+        match self.flows[flow].earlier.map(times) {
+            Some((heard, acked)) => (heard_at.max(heard), acked_at.max(acked)),
+            None => (heard_at, acked_at),
+        }
     }
 }

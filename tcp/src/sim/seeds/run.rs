@@ -52,6 +52,8 @@ pub(super) struct SeedRun {
     pub(super) is_dead: [bool; 2],
     pub(super) least_delay: Duration,
     next_event: usize,
+    /// Every owner releases its connection, also that of a connection accepted from now on.
+    is_ending: bool,
     rng: Rng,
     cut: Rc<Cell<[bool; 2]>>,
     neighbours_lost: Rc<Cell<bool>>,
@@ -181,6 +183,7 @@ impl SeedRun {
             start,
             is_dead: [false; 2],
             next_event: 0,
+            is_ending: false,
             rng: Rng::new(seed ^ 0x00c0_ffee),
             cut,
             neighbours_lost,
@@ -230,7 +233,7 @@ impl SeedRun {
         let limit = self.net.now + DRAIN_TIME;
         self.release_owners(true);
         self.run_until(limit, Self::are_released_gone)?;
-        self.release_owners(false);
+        self.is_ending = true;
         let limit = self.net.now + DRAIN_TIME;
         self.run_until(limit, |run| {
             (0..2).all(|host| run.find_leak(host).is_none())
@@ -319,6 +322,9 @@ impl SeedRun {
                 for owner in flow.owners.iter_mut().flatten() {
                     owner.work(&mut self.net, &mut self.rng)?;
                 }
+            }
+            if self.is_ending {
+                self.release_owners(false);
             }
             self.judge_step()?;
             if is_over(self) {
