@@ -2,7 +2,7 @@
 //! corrupt and delay frames, determined by one seed. For tests of this crate and of crates that use it.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 pub mod byte_ranges;
@@ -36,6 +36,8 @@ struct SimLink {
     what: Impairment,
     in_burst: bool,
     free_at: u64,
+    /// When the frames that wait or are being sent will have left.
+    departures: VecDeque<u64>,
 }
 
 /// A data segment as sent, to verify that retransmissions keep segment boundaries.
@@ -151,6 +153,7 @@ impl<R: RecordBytes> SimNet<R> {
                 what,
                 in_burst: false,
                 free_at: 0,
+                departures: VecDeque::new(),
             }),
             arrivals: BinaryHeap::new(),
             frames: BTreeMap::new(),
@@ -300,16 +303,21 @@ impl<R: RecordBytes> SimNet<R> {
         let mut leave = self.now.0;
         let bits = (frame.len() as u64 + 24) * 8;
         if let Some(time) = (bits * 1_000_000_000).checked_div(impairment.rate) {
-            let start = leave.max(link.free_at);
-            if start - leave > time * impairment.queue as u64 {
+            let has_left = |at: &u64| *at <= leave;
+            while link.departures.front().is_some_and(has_left) {
+                link.departures.pop_front();
+            }
+            let ahead = link.departures.len();
+            if ahead > impairment.queue {
                 self.lost += 1;
                 return 0;
             }
-            if impairment.mark > 0 && start - leave > time * impairment.mark as u64 {
+            if impairment.mark > 0 && ahead > impairment.mark {
                 self.marked += u64::from(mark(&mut frame));
             }
-            link.free_at = start + time;
-            leave = start + time;
+            link.free_at = leave.max(link.free_at) + time;
+            leave = link.free_at;
+            link.departures.push_back(leave);
         }
         let delay = impairment.delay.as_nanos() as u64;
         let mut at = leave + delay + rng.below(impairment.jitter.as_nanos() as u64 + 1);

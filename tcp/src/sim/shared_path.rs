@@ -10,7 +10,7 @@ use crate::config::{CongestionControl, TsoLimits};
 
 const PORT: u16 = 7000;
 
-/// The path, and the flows over it, which start at the same time.
+/// The path, and the flows over it, which start to send at the same time, once all are connected.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPath {
     /// Number of flows.
@@ -80,6 +80,10 @@ impl SharedPath {
                 .connect(start, None, None, to, 0)
                 .expect("a free slot");
         }
+        // A lost SYN is repeated after one second and after three.
+        let are_open =
+            |net: &mut SimNet<Pattern>| net.hosts[0].stats().curr_estab == self.flows as u64;
+        net.run(Duration::from_secs(5), are_open);
         let mut received = HashMap::new();
         Self::transfer(&mut net, self.before, &mut received);
         received.clear();
