@@ -62,6 +62,8 @@ pub(crate) struct SharedState {
     pub now: Instant,
     pub config: StackConfig,
     pub rto_limits: RtoLimits,
+    /// The time of the last retransmission timeout of any connection, in ns.
+    pub last_timeout: u64,
     pub delayed_ack: u64,
     /// [`StackConfig::answer_wait`] in ns.
     pub answer_wait: u64,
@@ -190,6 +192,7 @@ impl SharedState {
         SharedState {
             now,
             rto_limits: RtoLimits::new(&config),
+            last_timeout: 0,
             delayed_ack: crate::base::time::to_nanos(config.delayed_ack),
             answer_wait: crate::base::time::to_nanos(config.answer_wait),
             recv_window,

@@ -4,10 +4,11 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
+use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::{at_ticks, to_nanos, to_ticks};
 use crate::connection::Connection;
-use crate::connection::context::TcpContext;
+use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::side_table::SideFlags;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
@@ -18,8 +19,29 @@ use crate::tcb::timer::Timer;
 /// reallocate the memory.
 const IDLE_MEMORY_AFTER: u64 = 1_000_000_000;
 
+/// An odd multiplier that spreads sequence numbers evenly over 32 bits.
+const SPREAD: u32 = 0x9e37_79b9;
+
 /// The timers of [`ConnectionFlags::RARE_TIMERS`].
 const RARE_TIMERS: [Timer; 3] = [Timer::Pacing, Timer::PathSearch, Timer::Orphan];
+
+impl SharedState {
+    /// Returns the time until the next timeout of a connection whose retransmission timer has just
+    /// expired, in ns; `after` is the timeout with its backoff. It is up to half longer if the timer
+    /// of another connection expired in the same tick: segments that a full queue dropped together
+    /// would be retransmitted together each time, and the same connections would find no place in
+    /// the queue.
+    fn spread_timeout(&mut self, after: u64, una: SeqNr) -> u64 {
+        let now = self.now.0;
+        let is_alone = to_ticks(now) != to_ticks(self.last_timeout);
+        self.last_timeout = now;
+        if is_alone {
+            return after;
+        }
+        let draw = una.0.wrapping_add(now as u32).wrapping_mul(SPREAD);
+        after + ((u128::from(after / 2) * u128::from(draw)) >> 32) as u64
+    }
+}
 
 impl Tcb {
     /// (Re)starts the retransmission timer (RFC 6298 section 5), or the probe timeout in its place.
@@ -288,13 +310,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.backoff = tcb.backoff.saturating_add(1);
         tcb.dup_acks = 0;
         cx.schedule_output(tcb, ConnectionFlags::NONE);
-        tcb.restart_retransmission_timer(cx);
+        let after = tcb
+            .rtt
+            .retransmission_timeout(&cx.shared.rto_limits, tcb.backoff);
+        let after = cx.shared.spread_timeout(after, tcb.snd_una);
         // At most until the user timeout: the backoff may exceed it by now.
-        let end = cx.now.0.saturating_add(self.user_timeout_left(cx));
-        if self.tcb.timer_at().is_some_and(|at| at > end) {
-            self.tcb.set_timer(Timer::Retransmission, end);
-            cx.schedule_timer(&mut self.tcb, end);
-        }
+        let at = cx
+            .now
+            .0
+            .saturating_add(after.min(self.user_timeout_left(cx)));
+        self.tcb.set_timer(Timer::Retransmission, at);
+        cx.schedule_timer(&mut self.tcb, at);
     }
 
     /// Returns whether the user timeout passed without progress (RFC 9293 section 3.8.3).

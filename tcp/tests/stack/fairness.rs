@@ -36,6 +36,16 @@ fn flows_share_a_bottleneck_fairly() {
     }
 }
 
+/// The windows of all flows do not fit into the path: each flow waits for a timeout now and then.
+#[test]
+fn flows_whose_windows_exceed_the_path_share_it_fairly() {
+    for path in [(10_000_000_000, 25, 256), (1_000_000_000, 50, 100)] {
+        let shares = share(128, path, 1500);
+        assert!(shares.jain > 0.9 && shares.least > 0.1, "{shares:?}");
+        assert!(shares.goodput > 0.9, "{shares:?}");
+    }
+}
+
 /// FPDUs do not fill a segment at these MTUs.
 #[test]
 fn one_flow_sends_super_segments_at_the_mtu_of_an_overlay() {
