@@ -4,6 +4,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
+use crate::base::time::since_timestamp;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::input::SegmentVerdict;
@@ -185,6 +186,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // Our SYN or SYN-ACK was lost: one segment at first (RFC 5681 section 3.1).
             tcb.window.set_initial(1, u32::from(tcb.emss));
             tcb.rtt.on_syn_lost();
+            // The echo identifies the SYN that was answered (RFC 7323 section 4.1). The minimum of
+            // RFC 6298 (5.7) is for a round trip that is not known; a path on which the timeout was
+            // spurious gives a sample that is as long.
+            if tcb.has(ConnectionFlags::TIMESTAMPS)
+                && seg.has_ts
+                && let Some(since) = since_timestamp(seg.ts_ecr, self.timestamp_offset, cx.now)
+            {
+                tcb.rtt.add_coarse_sample(since, &cx.shared.rto_limits);
+            }
         }
         tcb.snd_una = seg.ack;
         let flight = tcb.flight_state();

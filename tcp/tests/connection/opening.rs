@@ -114,6 +114,37 @@ fn a_lost_syn_or_syn_ack_is_sent_again() {
     }
 }
 
+/// The echoed timestamp of the SYN-ACK gives the round trip, so that a lost first segment does not
+/// wait for the 3 s of RFC 6298 (5.7).
+#[test]
+fn timestamps_measure_the_path_of_a_retransmitted_syn() {
+    let mut lab = Lab::new();
+    let mut left = [1, 1];
+    lab.lose(move |from, frame| {
+        let segment = Seg::parse(from, frame).filter(|_| from == 0);
+        let kind = segment.and_then(|segment| match segment.flags & SYN {
+            0 => (!segment.payload.is_empty()).then_some(1),
+            _ => Some(0),
+        });
+        let hit = kind.is_some_and(|kind| left[kind] > 0);
+        if let Some(kind) = kind.filter(|_| hit) {
+            left[kind] -= 1;
+        }
+        hit
+    });
+    let now = lab.net.now;
+    lab.net.hosts[1].listen(None, 80, 1, 0).unwrap();
+    let client = lab.net.hosts[0]
+        .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
+        .unwrap();
+    lab.run_ms(1100);
+    let server = lab.events[1][0].0;
+    lab.send(0, client, b"ping");
+    lab.run_ms(50);
+    assert_eq!(lab.read(1, server), b"ping");
+    assert_eq!(lab.net.hosts[0].stats().syn_retrans, 1);
+}
+
 #[test]
 fn an_unanswered_connect_times_out() {
     let mut configs = [host_config(0), host_config(1)];
