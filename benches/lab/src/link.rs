@@ -1,9 +1,9 @@
-//! Station of the lab on a link: sends and receives Ethernet frames, answers ARP and echo requests for
-//! its address, and hands TCP segments to the connection that they belong to.
+//! Station of the lab on a link: sends and receives Ethernet frames, answers ARP or neighbor solicitations
+//! and echo requests for its address, and hands TCP segments to the connection that they belong to.
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,12 +13,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use etherparse::{
     ArpHardwareId, ArpOperation, ArpPacket, EtherType, Ethernet2Header, IpFragOffset, IpNumber,
-    Ipv4Header, TcpHeader, UdpHeader,
+    Ipv4Header, Ipv6Header, TcpHeader, UdpHeader,
 };
 
 pub type Mac = [u8; 6];
 
 const BROADCAST: Mac = [0xFF; 6];
+
+const NEIGHBOR_SOLICITATION: u8 = 135;
+const NEIGHBOR_ADVERTISEMENT: u8 = 136;
 
 /// Longest sleep of the receiving thread, and so the delay of its end.
 const RECEIVE_WAIT: Duration = Duration::from_millis(50);
@@ -130,9 +133,8 @@ pub fn memory_link() -> (Link, Link) {
 #[derive(Debug, Clone)]
 pub struct Received {
     pub at: Instant,
-    pub from: SocketAddrV4,
+    pub from: SocketAddr,
     pub from_mac: Mac,
-    pub ip: Ipv4Header,
     pub header: TcpHeader,
     pub payload: Vec<u8>,
     pub frame: Vec<u8>,
@@ -142,7 +144,7 @@ pub struct Received {
 #[derive(Debug, Clone)]
 pub struct Datagram {
     pub at: Instant,
-    pub from: SocketAddrV4,
+    pub from: SocketAddr,
     pub payload: Vec<u8>,
     pub frame: Vec<u8>,
 }
@@ -150,16 +152,16 @@ pub struct Datagram {
 #[derive(Default)]
 struct Routes {
     datagrams: HashMap<u16, Sender<Datagram>>,
-    connections: HashMap<(u16, SocketAddrV4), Sender<Received>>,
+    connections: HashMap<(u16, SocketAddr), Sender<Received>>,
     listeners: HashMap<u16, Sender<Received>>,
 }
 
 pub struct Station {
     pub mac: Mac,
-    pub ip: Ipv4Addr,
+    pub ip: IpAddr,
     sender: Mutex<Box<dyn FrameSender>>,
     routes: Mutex<Routes>,
-    neighbours: Mutex<HashMap<Ipv4Addr, Mac>>,
+    neighbours: Mutex<HashMap<IpAddr, Mac>>,
     neighbour_found: Condvar,
     next_port: AtomicU16,
     /// Identification of the next fragmented packet.
@@ -195,14 +197,53 @@ impl Drop for StationGuard {
     }
 }
 
+/// IP packet for this link.
+struct Packet<'a> {
+    from_mac: Mac,
+    from: IpAddr,
+    to: IpAddr,
+    protocol: IpNumber,
+    payload: &'a [u8],
+}
+
+fn octets_of(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// Complement of the sum of 16-bit words (RFC 1071).
+fn complement(octets: &[u8]) -> u16 {
+    let words = octets.chunks(2).map(|pair| {
+        let low = pair.get(1).copied().unwrap_or(0);
+        u64::from(u16::from_be_bytes([pair[0], low]))
+    });
+    let mut sum: u64 = words.sum();
+    while sum > 0xFFFF {
+        sum = (sum >> 16) + (sum & 0xFFFF);
+    }
+    !(sum as u16)
+}
+
+/// Checksum of a message with the pseudo header of IPv4 or IPv6; zero over a message with a right one.
+fn checksum(from: IpAddr, to: IpAddr, protocol: IpNumber, message: &[u8]) -> u16 {
+    let mut octets = octets_of(from);
+    octets.extend(octets_of(to));
+    octets.extend((message.len() as u32).to_be_bytes());
+    octets.extend([0, 0, 0, protocol.0]);
+    octets.extend(message);
+    complement(&octets)
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Station {
-    pub fn start(link: Link, ip: Ipv4Addr, first_port: u16) -> StationGuard {
+    pub fn start(link: Link, ip: IpAddr, first_port: u16) -> StationGuard {
         let (sender, mut receiver) = link;
-        let octets = ip.octets();
+        let octets = *octets_of(ip).last_chunk::<4>().unwrap_or(&[0; 4]);
         let station = Arc::new(Station {
             mac: [0x02, 0x1A, octets[0], octets[1], octets[2], octets[3]],
             ip,
@@ -267,21 +308,40 @@ impl Station {
 
     fn on_frame(&self, frame: Vec<u8>) -> Option<()> {
         let (ethernet, rest) = Ethernet2Header::from_slice(&frame).ok()?;
-        match ethernet.ether_type {
-            EtherType::ARP => self.on_arp(rest),
-            EtherType::IPV4 if ethernet.destination == self.mac => {
+        let packet = match ethernet.ether_type {
+            EtherType::ARP => return self.on_arp(rest),
+            EtherType::IPV4 => {
                 let (ip, rest) = Ipv4Header::from_slice(rest).ok()?;
-                let payload = rest.get(..usize::from(ip.payload_len().ok()?))?;
-                if Ipv4Addr::from(ip.destination) != self.ip {
-                    return None;
-                }
-                match ip.protocol {
-                    IpNumber::TCP => self.on_tcp(ethernet.source, ip, payload, &frame),
-                    IpNumber::UDP => self.on_udp(&ip, payload, &frame),
-                    IpNumber::ICMP => self.on_icmp(ethernet.source, &ip, payload),
-                    _ => None,
+                Packet {
+                    from_mac: ethernet.source,
+                    from: Ipv4Addr::from(ip.source).into(),
+                    to: Ipv4Addr::from(ip.destination).into(),
+                    protocol: ip.protocol,
+                    payload: rest.get(..usize::from(ip.payload_len().ok()?))?,
                 }
             }
+            EtherType::IPV6 => {
+                let (ip, rest) = Ipv6Header::from_slice(rest).ok()?;
+                Packet {
+                    from_mac: ethernet.source,
+                    from: Ipv6Addr::from(ip.source).into(),
+                    to: Ipv6Addr::from(ip.destination).into(),
+                    protocol: ip.next_header,
+                    payload: rest.get(..usize::from(ip.payload_length))?,
+                }
+            }
+            _ => return None,
+        };
+        if packet.protocol == IpNumber::IPV6_ICMP {
+            return self.on_icmp6(&packet);
+        }
+        if ethernet.destination != self.mac || packet.to != self.ip {
+            return None;
+        }
+        match packet.protocol {
+            IpNumber::TCP => self.on_tcp(&packet, &frame),
+            IpNumber::UDP => self.on_udp(&packet, &frame),
+            IpNumber::ICMP => self.on_icmp(&packet),
             _ => None,
         }
     }
@@ -290,35 +350,90 @@ impl Station {
         let arp = ArpPacket::from_slice(octets).ok()?;
         let sender_mac: Mac = arp.sender_hw_addr().try_into().ok()?;
         let sender_ip: [u8; 4] = arp.sender_protocol_addr().try_into().ok()?;
-        if arp.target_protocol_addr() != self.ip.octets() {
+        if arp.target_protocol_addr() != octets_of(self.ip) {
             return None;
         }
-        locked(&self.neighbours).insert(sender_ip.into(), sender_mac);
-        self.neighbour_found.notify_all();
+        self.learn(Ipv4Addr::from(sender_ip).into(), sender_mac);
         if arp.operation == ArpOperation::REQUEST {
-            self.send_arp(
-                ArpOperation::REPLY,
-                sender_mac,
-                sender_mac,
-                sender_ip.into(),
-            );
+            self.send_arp(ArpOperation::REPLY, sender_mac, sender_mac, &sender_ip);
         }
         Some(())
     }
 
-    fn send_arp(&self, operation: ArpOperation, to: Mac, target: Mac, ip: Ipv4Addr) {
+    fn learn(&self, ip: IpAddr, mac: Mac) {
+        locked(&self.neighbours).insert(ip, mac);
+        self.neighbour_found.notify_all();
+    }
+
+    fn send_arp(&self, operation: ArpOperation, to: Mac, target: Mac, ip: &[u8; 4]) {
         let arp = ArpPacket::new(
             ArpHardwareId::ETHERNET,
             EtherType::IPV4,
             operation,
             &self.mac,
-            &self.ip.octets(),
+            &octets_of(self.ip),
             &target,
-            &ip.octets(),
+            ip,
         );
         if let Ok(arp) = arp {
             self.send(&self.ethernet(to, EtherType::ARP, &arp.to_bytes()));
         }
+    }
+
+    /// Echo requests and neighbor discovery of IPv6 (RFC 4861 sections 4.3 and 4.4).
+    fn on_icmp6(&self, packet: &Packet) -> Option<()> {
+        let payload = packet.payload;
+        match *payload.first()? {
+            NEIGHBOR_SOLICITATION if payload.get(8..24)? == octets_of(self.ip) => {
+                self.learn(packet.from, packet.from_mac);
+                self.send_neighbor(
+                    NEIGHBOR_ADVERTISEMENT,
+                    packet.from_mac,
+                    packet.from,
+                    self.ip,
+                );
+            }
+            NEIGHBOR_ADVERTISEMENT => {
+                let target: [u8; 16] = payload.get(8..24)?.try_into().ok()?;
+                self.learn(Ipv6Addr::from(target).into(), packet.from_mac);
+            }
+            128 if packet.to == self.ip => {
+                let mut reply = payload.to_vec();
+                reply[0] = 129;
+                self.send_icmp6(packet.from_mac, packet.from, reply);
+            }
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// A solicitation or advertisement of `target` with this station's link-layer address.
+    fn send_neighbor(&self, kind: u8, mac: Mac, to: IpAddr, target: IpAddr) {
+        let mut octets = vec![0; 8];
+        octets[0] = kind;
+        let option = if kind == NEIGHBOR_ADVERTISEMENT {
+            // Solicited, and overrides what the neighbor knows.
+            octets[4] = 0x60;
+            2
+        } else {
+            1
+        };
+        octets.extend(octets_of(target));
+        octets.extend([option, 1]);
+        octets.extend(self.mac);
+        self.send_icmp6(mac, to, octets);
+    }
+
+    fn send_icmp6(&self, mac: Mac, to: IpAddr, mut octets: Vec<u8>) {
+        self.sum(to, IpNumber::IPV6_ICMP, &mut octets, 2);
+        self.send(&self.packet(mac, to, IpNumber::IPV6_ICMP, &octets));
+    }
+
+    /// Writes the checksum with the pseudo header of IP into two octets of a message to `to`.
+    pub fn sum(&self, to: IpAddr, protocol: IpNumber, octets: &mut [u8], at: usize) {
+        octets[at..at + 2].fill(0);
+        let sum = checksum(self.ip, to, protocol, octets);
+        octets[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     }
 
     fn ethernet(&self, to: Mac, ether_type: EtherType, payload: &[u8]) -> Vec<u8> {
@@ -334,12 +449,15 @@ impl Station {
         frame
     }
 
-    /// A frame with an IPv4 packet, Don't Fragment set.
-    pub fn ipv4(&self, mac: Mac, to: Ipv4Addr, protocol: IpNumber, payload: &[u8]) -> Vec<u8> {
-        self.ipv4_with(mac, to, protocol, payload, |ip| ip.dont_fragment = true)
+    /// A frame with an IP packet, in IPv4 with Don't Fragment set.
+    pub fn packet(&self, mac: Mac, to: IpAddr, protocol: IpNumber, payload: &[u8]) -> Vec<u8> {
+        match to {
+            IpAddr::V4(to) => self.ipv4(mac, to, protocol, payload, |ip| ip.dont_fragment = true),
+            IpAddr::V6(to) => self.ipv6(mac, to, protocol, payload),
+        }
     }
 
-    fn ipv4_with(
+    fn ipv4(
         &self,
         mac: Mac,
         to: Ipv4Addr,
@@ -347,9 +465,12 @@ impl Station {
         payload: &[u8],
         change: impl Fn(&mut Ipv4Header),
     ) -> Vec<u8> {
+        let from = match self.ip {
+            IpAddr::V4(from) => from.octets(),
+            IpAddr::V6(_) => [0; 4],
+        };
         let length = payload.len() as u16;
-        let mut ip = Ipv4Header::new(length, 64, protocol, self.ip.octets(), to.octets())
-            .unwrap_or_default();
+        let mut ip = Ipv4Header::new(length, 64, protocol, from, to.octets()).unwrap_or_default();
         change(&mut ip);
         ip.header_checksum = ip.calc_header_checksum();
         let mut packet = ip.to_bytes().to_vec();
@@ -357,11 +478,30 @@ impl Station {
         self.ethernet(mac, EtherType::IPV4, &packet)
     }
 
-    /// An IPv4 packet in two fragments, the second one first.
-    pub fn ipv4_fragments(
+    fn ipv6(&self, mac: Mac, to: Ipv6Addr, next_header: IpNumber, payload: &[u8]) -> Vec<u8> {
+        let source = match self.ip {
+            IpAddr::V4(from) => from.to_ipv6_mapped().octets(),
+            IpAddr::V6(from) => from.octets(),
+        };
+        let ip = Ipv6Header {
+            payload_length: payload.len() as u16,
+            next_header,
+            // Neighbor discovery wants 255 (RFC 4861 section 7.1).
+            hop_limit: 255,
+            source,
+            destination: to.octets(),
+            ..Ipv6Header::default()
+        };
+        let mut packet = ip.to_bytes().to_vec();
+        packet.extend(payload);
+        self.ethernet(mac, EtherType::IPV6, &packet)
+    }
+
+    /// An IP packet in two fragments, the second one first.
+    pub fn fragments(
         &self,
         mac: Mac,
-        to: Ipv4Addr,
+        to: IpAddr,
         protocol: IpNumber,
         payload: &[u8],
     ) -> Vec<Vec<u8>> {
@@ -370,45 +510,50 @@ impl Station {
         let middle = (payload.len() / 2)
             .next_multiple_of(UNIT)
             .min(payload.len());
-        let offset = IpFragOffset::try_new((middle / UNIT) as u16).unwrap_or_default();
-        let second = self.ipv4_with(mac, to, protocol, &payload[middle..], |ip| {
-            ip.identification = identification;
-            ip.fragment_offset = offset;
-        });
-        let first = self.ipv4_with(mac, to, protocol, &payload[..middle], |ip| {
-            ip.identification = identification;
-            ip.more_fragments = true;
-        });
-        vec![second, first]
+        let units = (middle / UNIT) as u16;
+        let (first, second) = payload.split_at(middle);
+        [(second, units, false), (first, 0, true)]
+            .map(|(part, offset, more)| match to {
+                IpAddr::V4(to) => self.ipv4(mac, to, protocol, part, |ip| {
+                    ip.identification = identification;
+                    ip.fragment_offset = IpFragOffset::try_new(offset).unwrap_or_default();
+                    ip.more_fragments = more;
+                }),
+                IpAddr::V6(to) => {
+                    let mut octets = vec![protocol.0, 0];
+                    octets.extend((offset << 3 | u16::from(more)).to_be_bytes());
+                    octets.extend(u32::from(identification).to_be_bytes());
+                    octets.extend(part);
+                    self.ipv6(mac, to, IpNumber::IPV6_FRAGMENTATION_HEADER, &octets)
+                }
+            })
+            .into()
     }
 
-    fn on_icmp(&self, from: Mac, ip: &Ipv4Header, payload: &[u8]) -> Option<()> {
-        if payload.first() != Some(&8) {
+    fn on_icmp(&self, packet: &Packet) -> Option<()> {
+        if packet.payload.first() != Some(&8) {
             return None;
         }
-        let mut reply = payload.to_vec();
+        let mut reply = packet.payload.to_vec();
         reply[0] = 0;
         reply.get_mut(2..4)?.fill(0);
-        let sum = etherparse::checksum::Sum16BitWords::new()
-            .add_slice(&reply)
-            .ones_complement();
-        reply[2..4].copy_from_slice(&sum.to_ne_bytes());
-        self.send(&self.ipv4(from, ip.source.into(), IpNumber::ICMP, &reply));
+        let sum = complement(&reply).to_be_bytes();
+        reply[2..4].copy_from_slice(&sum);
+        self.send(&self.packet(packet.from_mac, packet.from, IpNumber::ICMP, &reply));
         Some(())
     }
 
-    fn on_tcp(&self, from_mac: Mac, ip: Ipv4Header, octets: &[u8], frame: &[u8]) -> Option<()> {
-        let (header, payload) = TcpHeader::from_slice(octets).ok()?;
-        if header.calc_checksum_ipv4(&ip, payload).ok()? != header.checksum {
+    fn on_tcp(&self, packet: &Packet, frame: &[u8]) -> Option<()> {
+        if checksum(packet.from, packet.to, packet.protocol, packet.payload) != 0 {
             return None;
         }
-        let from = SocketAddrV4::new(ip.source.into(), header.source_port);
+        let (header, payload) = TcpHeader::from_slice(packet.payload).ok()?;
+        let from = SocketAddr::new(packet.from, header.source_port);
         let port = header.destination_port;
         let received = Received {
             at: Instant::now(),
             from,
-            from_mac,
-            ip,
+            from_mac: packet.from_mac,
             payload: payload.to_vec(),
             header,
             frame: frame.to_vec(),
@@ -421,16 +566,16 @@ impl Station {
         Some(())
     }
 
-    fn on_udp(&self, ip: &Ipv4Header, octets: &[u8], frame: &[u8]) -> Option<()> {
-        let (header, payload) = UdpHeader::from_slice(octets).ok()?;
-        let payload = payload.get(..usize::from(header.length).checked_sub(UdpHeader::LEN)?)?;
-        let sum = header.calc_checksum_ipv4(ip, payload).ok()?;
-        if header.checksum != 0 && header.checksum != sum {
+    fn on_udp(&self, packet: &Packet, frame: &[u8]) -> Option<()> {
+        let (header, payload) = UdpHeader::from_slice(packet.payload).ok()?;
+        let sum = checksum(packet.from, packet.to, packet.protocol, packet.payload);
+        if header.checksum != 0 && sum != 0 {
             return None;
         }
+        let payload = payload.get(..usize::from(header.length).checked_sub(UdpHeader::LEN)?)?;
         let datagram = Datagram {
             at: Instant::now(),
-            from: SocketAddrV4::new(ip.source.into(), header.source_port),
+            from: SocketAddr::new(packet.from, header.source_port),
             payload: payload.to_vec(),
             frame: frame.to_vec(),
         };
@@ -444,22 +589,17 @@ impl Station {
     }
 
     /// Sends a UDP datagram and returns its frame.
-    pub fn send_datagram(&self, port: u16, mac: Mac, to: SocketAddrV4, payload: &[u8]) -> Vec<u8> {
-        let (source, destination) = (self.ip.octets(), to.ip().octets());
+    pub fn send_datagram(&self, port: u16, mac: Mac, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
         let header = UdpHeader {
             source_port: port,
             destination_port: to.port(),
             length: (UdpHeader::LEN + payload.len()) as u16,
             checksum: 0,
         };
-        let sum = header.calc_checksum_ipv4_raw(source, destination, payload);
-        let header = UdpHeader {
-            checksum: sum.unwrap_or(0),
-            ..header
-        };
         let mut octets = header.to_bytes().to_vec();
         octets.extend(payload);
-        let frame = self.ipv4(mac, *to.ip(), IpNumber::UDP, &octets);
+        self.sum(to.ip(), IpNumber::UDP, &mut octets, 6);
+        let frame = self.packet(mac, to.ip(), IpNumber::UDP, &octets);
         self.send(&frame);
         frame
     }
@@ -476,7 +616,7 @@ impl Station {
     }
 
     /// Resolves the MAC address of a neighbour.
-    pub fn resolve(&self, ip: Ipv4Addr, patience: Duration) -> Option<Mac> {
+    pub fn resolve(&self, ip: IpAddr, patience: Duration) -> Option<Mac> {
         let deadline = Instant::now() + patience;
         let mut neighbours = locked(&self.neighbours);
         loop {
@@ -486,7 +626,19 @@ impl Station {
             if Instant::now() >= deadline {
                 return None;
             }
-            self.send_arp(ArpOperation::REQUEST, BROADCAST, [0; 6], ip);
+            match ip {
+                IpAddr::V4(ip) => {
+                    self.send_arp(ArpOperation::REQUEST, BROADCAST, [0; 6], &ip.octets());
+                }
+                IpAddr::V6(v6) => {
+                    // The solicited-node multicast address (RFC 4291 section 2.7.1).
+                    let [.., a, b, c] = v6.octets();
+                    let group = [0xFF, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xFF, a, b, c];
+                    let mac = [0x33, 0x33, 0xFF, a, b, c];
+                    let group = Ipv6Addr::from(group).into();
+                    self.send_neighbor(NEIGHBOR_SOLICITATION, mac, group, ip);
+                }
+            }
             let wait = Duration::from_millis(200);
             neighbours = match self.neighbour_found.wait_timeout(neighbours, wait) {
                 Ok((guard, _)) => guard,
@@ -495,11 +647,11 @@ impl Station {
         }
     }
 
-    pub fn attach(&self, port: u16, peer: SocketAddrV4, to: Sender<Received>) {
+    pub fn attach(&self, port: u16, peer: SocketAddr, to: Sender<Received>) {
         locked(&self.routes).connections.insert((port, peer), to);
     }
 
-    pub fn detach(&self, port: u16, peer: SocketAddrV4) {
+    pub fn detach(&self, port: u16, peer: SocketAddr) {
         locked(&self.routes).connections.remove(&(port, peer));
     }
 

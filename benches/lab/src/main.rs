@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -127,16 +127,16 @@ enum Format {
 struct Run {
     /// Address of the target, which runs `rping -s -P -p 7174`
     #[arg(long, conflicts_with = "via")]
-    target: Option<Ipv4Addr>,
+    target: Option<IpAddr>,
     /// The same address again, where it is not a private one
     #[arg(long)]
-    confirm_target: Option<Ipv4Addr>,
+    confirm_target: Option<IpAddr>,
     /// Interface towards the target
     #[arg(long)]
     interface: Option<String>,
     /// Address of the lab in the target's network, unused by this machine
     #[arg(long)]
-    address: Option<Ipv4Addr>,
+    address: Option<IpAddr>,
     /// A target on this machine instead
     #[arg(long, value_enum)]
     via: Option<Via>,
@@ -166,6 +166,9 @@ struct Run {
     /// Peer file with expected verdicts
     #[arg(long)]
     expect: Option<PathBuf>,
+    /// IPv6 addresses, with --via
+    #[arg(long)]
+    ipv6: bool,
     /// Write a capture of every instance, not only of those that did not pass
     #[arg(long)]
     all_captures: bool,
@@ -395,13 +398,19 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
     let quiet = Duration::from_millis(250);
     // Ports start at random, so that a target does not find old connections of the same four-tuple.
     let first_port = 20_000 + (settings.seed % 40_000) as u16;
-    let resolve = |station: &Station, ip| {
+    let resolve = |station: &Station, ip: IpAddr| {
         station
             .resolve(ip, Duration::from_secs(5))
             .with_context(|| {
-                format!("{ip} does not answer ARP: is it up, and in the lab's network?")
+                let question = if ip.is_ipv4() {
+                    "ARP"
+                } else {
+                    "neighbor solicitations"
+                };
+                format!("{ip} does not answer {question}: is it up, and in the lab's network?")
             })
     };
+    let (lab, its) = via::addresses(settings.ipv6);
     match settings.via.as_deref() {
         Some("reference") => {
             let (ours, theirs) = memory_link();
@@ -409,15 +418,15 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
                 .lie
                 .as_deref()
                 .and_then(|l| Lie::from_str(l, true).ok());
-            let station = Station::start(ours, via::LAB_ADDRESS, first_port);
-            let reference = Reference::start(theirs, via::SIWD_ADDRESS, via::PORT, lie);
-            let mac = resolve(&station.station, via::SIWD_ADDRESS)?;
+            let station = Station::start(ours, lab, first_port);
+            let reference = Reference::start(theirs, its, via::PORT, lie);
+            let mac = resolve(&station.station, its)?;
             let target = Target {
                 station: station.station.clone(),
-                ip: via::SIWD_ADDRESS,
+                ip: its,
                 mac,
                 port: via::PORT,
-                clients: reference.clients(via::LAB_ADDRESS),
+                clients: reference.clients(lab),
                 patience,
                 quiet,
                 seed: settings.seed,
@@ -433,22 +442,18 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
             let programs = Programs::find(settings.siwd.as_deref().map(Path::new))?;
             // Before any thread that uses them exists.
             via::enter_namespaces(settings.link)?;
-            let siwd = Siwd::start(&programs, output, settings.link)?;
-            let station = Station::start(
-                packet_link(via::LAB_INTERFACE)?,
-                via::LAB_ADDRESS,
-                first_port,
-            );
-            let mac = resolve(&station.station, via::SIWD_ADDRESS)
+            let siwd = Siwd::start(&programs, output, settings.link, settings.ipv6)?;
+            let station = Station::start(packet_link(via::LAB_INTERFACE)?, lab, first_port);
+            let mac = resolve(&station.station, its)
                 .with_context(|| format!("siwd is unreachable; its log: {}", siwd.log.display()))?;
             let folder = output.to_owned();
             let target = Target {
                 station: station.station.clone(),
-                ip: via::SIWD_ADDRESS,
+                ip: its,
                 mac,
                 port: via::PORT,
                 clients: Clients::Started(Box::new(move |port| {
-                    via::start_client(&programs, &folder, port)
+                    via::start_client(&programs, &folder, lab, port)
                 })),
                 patience,
                 quiet,
@@ -462,7 +467,7 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
             })
         }
         None => {
-            let ip: Ipv4Addr = settings
+            let ip: IpAddr = settings
                 .target
                 .as_deref()
                 .context("no target: --target ADDRESS or --via")?
@@ -471,11 +476,14 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
                 .interface
                 .as_deref()
                 .context("--interface is missing: the one towards the target")?;
-            let address: Ipv4Addr = settings
+            let address: IpAddr = settings
                 .address
                 .as_deref()
                 .context("--address is missing: an address in the target's network that this machine does not use")?
                 .parse()?;
+            if ip.is_ipv4() != address.is_ipv4() {
+                bail!("{ip} and {address} are of different address families");
+            }
             if interface_has(address) {
                 bail!(
                     "{address} belongs to this machine, whose kernel would reset the lab's connections: choose an unused one"
@@ -507,26 +515,32 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
     }
 }
 
-fn interface_has(address: Ipv4Addr) -> bool {
-    nix::ifaddrs::getifaddrs().is_ok_and(|mut all| {
-        all.any(|i| {
-            i.address
-                .as_ref()
-                .and_then(|a| a.as_sockaddr_in())
-                .is_some_and(|a| a.ip() == address)
-        })
-    })
+fn interface_has(address: IpAddr) -> bool {
+    let is = |storage: &nix::sys::socket::SockaddrStorage| match address {
+        IpAddr::V4(v4) => storage.as_sockaddr_in().is_some_and(|a| a.ip() == v4),
+        IpAddr::V6(v6) => storage.as_sockaddr_in6().is_some_and(|a| a.ip() == v6),
+    };
+    nix::ifaddrs::getifaddrs().is_ok_and(|mut all| all.any(|i| i.address.as_ref().is_some_and(is)))
+}
+
+fn is_private(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_private() || ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unique_local() || ip.is_unicast_link_local(),
+    }
 }
 
 fn start(run: Run) -> Result<bool> {
     if let Some(ip) = run.target
-        && !ip.is_private()
-        && !ip.is_link_local()
+        && !is_private(ip)
         && run.confirm_target != Some(ip)
     {
         bail!(
             "{ip} is not a private address; if it is your own, name it twice: --confirm-target {ip}"
         );
+    }
+    if run.ipv6 && run.via.is_none() {
+        bail!("--ipv6 is for --via; to a target outside it are IPv6 addresses");
     }
     if run.link != LocalLink::Veth && run.via != Some(Via::Siwd) {
         bail!("--link is for --via siwd; to a target outside it is --interface");
@@ -543,6 +557,7 @@ fn start(run: Run) -> Result<bool> {
             .and_then(|lie| lie.to_possible_value())
             .map(|v| v.get_name().to_owned()),
         link: run.link,
+        ipv6: run.ipv6,
         target: run.target.map(|t| t.to_string()),
         interface: run.interface.clone(),
         address: run.address.map(|t| t.to_string()),
@@ -639,6 +654,7 @@ fn replay(folder: &Path, wanted: Vec<String>) -> Result<bool> {
         patience: 10,
         all_captures: false,
         link: settings.link,
+        ipv6: settings.ipv6,
         expect: None,
         report: vec![Format::Html],
         output: folder.join("replay"),

@@ -12,7 +12,7 @@
 //! | 32 to 47 | address of the accepting peer |
 //! | 48 to 63 | request: address that the connecting peer will use |
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -39,8 +39,8 @@ pub struct MapperMessage {
     pub accepting_port: u16,
     pub connecting_port: u16,
     pub handle: u64,
-    pub connecting: Ipv4Addr,
-    pub accepting: Ipv4Addr,
+    pub connecting: IpAddr,
+    pub accepting: IpAddr,
     /// Length of the datagram, for a received one.
     pub length: usize,
 }
@@ -53,9 +53,12 @@ impl MapperMessage {
         octets.extend(self.accepting_port.to_be_bytes());
         octets.extend(self.connecting_port.to_be_bytes());
         octets.extend(self.handle.to_be_bytes());
-        let mut address = |ip: Ipv4Addr| {
-            octets.extend(ip.octets());
-            octets.extend([0; 12]);
+        let mut address = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => {
+                octets.extend(ip.octets());
+                octets.extend([0; 12]);
+            }
+            IpAddr::V6(ip) => octets.extend(ip.octets()),
         };
         address(self.connecting);
         address(self.accepting);
@@ -69,7 +72,15 @@ impl MapperMessage {
     pub fn decode(octets: &[u8]) -> Option<MapperMessage> {
         let head: &[u8; 48] = octets.first_chunk()?;
         let port = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
-        let address = |at: usize| Ipv4Addr::new(head[at], head[at + 1], head[at + 2], head[at + 3]);
+        let address = |at: usize| -> Option<IpAddr> {
+            let octets: [u8; 16] = head.get(at..at + 16)?.try_into().ok()?;
+            let [a, b, c, d, ..] = octets;
+            Some(if head[0] & 0xF == 6 {
+                Ipv6Addr::from(octets).into()
+            } else {
+                Ipv4Addr::new(a, b, c, d).into()
+            })
+        };
         Some(MapperMessage {
             version: head[0] >> 6,
             kind: head[0] >> 4 & 3,
@@ -79,8 +90,8 @@ impl MapperMessage {
             accepting_port: port(4),
             connecting_port: port(6),
             handle: head[8..16].iter().fold(0, |n, o| n << 8 | u64::from(*o)),
-            connecting: address(16),
-            accepting: address(32),
+            connecting: address(16)?,
+            accepting: address(32)?,
             length: octets.len(),
         })
     }
@@ -96,7 +107,7 @@ impl MapperMessage {
             "port mapper {name} handle={:#x} accepting={}:{} connecting={}:{}",
             self.handle, self.accepting, self.accepting_port, self.connecting, self.connecting_port
         );
-        if (self.version, self.ip_version) != (0, 4) {
+        if self.version != 0 || self.ip_version != 4 {
             text += &format!(" version={} IP version={}", self.version, self.ip_version);
         }
         text
@@ -142,8 +153,8 @@ mod tests {
             accepting_port: 7471,
             connecting_port: 40_000,
             handle: 0x0102_0304_0506_0708,
-            connecting: Ipv4Addr::new(10, 1, 2, 9),
-            accepting: Ipv4Addr::new(10, 1, 2, 3),
+            connecting: Ipv4Addr::new(10, 1, 2, 9).into(),
+            accepting: Ipv4Addr::new(10, 1, 2, 3).into(),
             length: 64,
         };
         let octets = message.encode();

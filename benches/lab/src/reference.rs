@@ -1,7 +1,7 @@
 //! Reference peer: a perfect target within this process, and a lying one with a chosen fault, which the
 //! cases have to find.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -153,7 +153,7 @@ impl Drop for Reference {
 }
 
 impl Reference {
-    pub fn start(link: Link, ip: Ipv4Addr, port: u16, lie: Option<Lie>) -> Reference {
+    pub fn start(link: Link, ip: IpAddr, port: u16, lie: Option<Lie>) -> Reference {
         let guard = Station::start(link, ip, 40_000);
         let shared = Arc::new(Shared {
             station: guard.station.clone(),
@@ -198,7 +198,7 @@ impl Reference {
     }
 
     /// Starts clients of the reference peer.
-    pub fn clients(&self, lab: Ipv4Addr) -> Clients {
+    pub fn clients(&self, lab: IpAddr) -> Clients {
         let shared = self.shared.clone();
         Clients::Started(Box::new(move |port| {
             let shared = shared.clone();
@@ -207,7 +207,7 @@ impl Reference {
                     return;
                 };
                 let seed = shared.seed();
-                let to = SocketAddrV4::new(lab, port);
+                let to = SocketAddr::new(lab, port);
                 if let Ok(tcp) = Tcp::connect(
                     &shared.station,
                     to,
@@ -233,7 +233,8 @@ impl Shared {
     fn on_datagram(&self, datagram: &Datagram, listening: u16) -> Option<()> {
         let mut message = MapperMessage::decode(&datagram.payload)?;
         let whole = message.length == 64 || self.lies(Lie::MapperTakesCut);
-        let known = (message.version, message.ip_version) == (0, 4);
+        let family = if self.station.ip.is_ipv4() { 4 } else { 6 };
+        let known = (message.version, message.ip_version) == (0, family);
         if message.kind != kind::REQUEST || !known || !whole {
             return None;
         }
@@ -247,7 +248,7 @@ impl Shared {
         if self.lies(Lie::MapperHandle) {
             message.handle = message.handle.wrapping_add(1);
         }
-        let mac = self.station.resolve(*datagram.from.ip(), PATIENCE)?;
+        let mac = self.station.resolve(datagram.from.ip(), PATIENCE)?;
         let octets = message.encode();
         self.station
             .send_datagram(mapper::PORT, mac, datagram.from, &octets);

@@ -33,6 +33,8 @@ pub struct Settings {
     pub lie: Option<String>,
     #[serde(default)]
     pub link: LocalLink,
+    #[serde(default)]
+    pub ipv6: bool,
     pub target: Option<String>,
     pub interface: Option<String>,
     pub address: Option<String>,

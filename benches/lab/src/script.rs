@@ -1,7 +1,7 @@
 //! Runs the steps of a case against a target and comes to a verdict.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
@@ -126,7 +126,7 @@ pub enum Clients {
 
 pub struct Target {
     pub station: Arc<Station>,
-    pub ip: Ipv4Addr,
+    pub ip: IpAddr,
     pub mac: Mac,
     pub port: u16,
     pub clients: Clients,
@@ -154,7 +154,7 @@ impl Target {
         let isn = seed as u32;
         match (role, &self.clients) {
             (Role::Responder, _) => {
-                let to = SocketAddrV4::new(self.ip, self.port);
+                let to = SocketAddr::new(self.ip, self.port);
                 Ok((
                     Tcp::connect(&self.station, to, self.mac, isn, syn, self.patience)?,
                     None,
@@ -548,18 +548,23 @@ impl Script<'_> {
         let mut take = |name: &str, default: u64| -> Result<u64> {
             Ok(self.get(fields, name)?.unwrap_or(default))
         };
+        let accepting = match (take("addr", 0)?, target.ip) {
+            (0, ip) => ip,
+            (address, IpAddr::V4(_)) => Ipv4Addr::from(address as u32).into(),
+            (address, IpAddr::V6(_)) => Ipv6Addr::from(u128::from(address)).into(),
+        };
         let connecting_port = take("cport", own_port.into())? as u16;
         let message = MapperMessage {
             version: take("ver", 0)? as u8,
             kind: take("kind", kind::REQUEST.into())? as u8,
-            ip_version: take("ipv", 4)? as u8,
+            ip_version: take("ipv", if target.ip.is_ipv4() { 4 } else { 6 })? as u8,
             time: take("time", 0)? as u8,
             own_port: connecting_port,
             accepting_port: take("port", target.port.into())? as u16,
             connecting_port,
             handle: take("handle", handle)?,
             connecting: target.station.ip,
-            accepting: Ipv4Addr::from(take("addr", u32::from(target.ip).into())? as u32),
+            accepting,
             length: 0,
         };
         let mut octets = message.encode();
@@ -567,7 +572,7 @@ impl Script<'_> {
             octets.truncate(keep as usize);
         }
         octets.extend(self.octets(fields, "extra")?.unwrap_or_default());
-        let to = SocketAddrV4::new(target.ip, PORT);
+        let to = SocketAddr::new(target.ip, PORT);
         let frame = target
             .station
             .send_datagram(own_port, target.mac, to, &octets);
@@ -911,8 +916,8 @@ impl Script<'_> {
         for comparison in &alternative.comparisons {
             let found = match comparison.field.as_str() {
                 "mss" => mss,
-                "df" => ip.as_ref().map_or(0, |ip| ip.dont_fragment.into()),
-                "ttl" => ip.as_ref().map_or(0, |ip| ip.time_to_live.into()),
+                "df" => ip.map_or(0, |(fragment, _)| fragment.into()),
+                "ttl" => ip.map_or(0, |(_, hops)| hops.into()),
                 other => bail!("{other} is no property of TCP here: mss, df, ttl"),
             };
             actual.push(format!("{} {found}", comparison.field));

@@ -2,13 +2,13 @@
 //! put in order; sent data is repeated until acknowledged, because a busy machine loses frames.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use etherparse::{IpNumber, Ipv4Header, TcpHeader, TcpOptionElement};
+use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv4Header, TcpHeader, TcpOptionElement};
 
 use crate::link::{Mac, Received, StartUp, Station};
 
@@ -18,6 +18,9 @@ const RETRANSMIT: Duration = Duration::from_millis(400);
 /// Longest wait for the start-up of another stream. Linux siw closes a connection without a Request after
 /// five seconds.
 const START_UP_WAIT: Duration = Duration::from_secs(3);
+
+/// Place of the checksum in a segment.
+const CHECKSUM: usize = 16;
 
 /// Window announced to the peer.
 const WINDOW: u16 = 65_535;
@@ -36,7 +39,7 @@ pub struct Line {
 #[derive(Debug, Clone, Default)]
 pub struct SynOptions {
     pub isn: Option<u32>,
-    /// `None`: 1460; zero: no option.
+    /// `None`: that of an MTU of 1500; zero: no option.
     pub mss: Option<u16>,
     /// Payload of the third segment of the handshake.
     pub with_ack: Vec<u8>,
@@ -72,7 +75,7 @@ pub enum Ending {
 
 pub struct Tcp {
     station: Arc<Station>,
-    peer: SocketAddrV4,
+    peer: SocketAddr,
     peer_mac: Mac,
     port: u16,
     inbox: Receiver<Received>,
@@ -92,6 +95,11 @@ pub struct Tcp {
     pub data_segments: u32,
     pub closed: bool,
     pub ladder: Vec<Line>,
+}
+
+/// Payload of a segment in an MTU of 1500.
+fn largest_segment(peer: SocketAddr) -> u16 {
+    if peer.is_ipv4() { 1460 } else { 1440 }
 }
 
 fn later(a: u32, b: u32) -> bool {
@@ -115,7 +123,7 @@ impl Tcp {
     /// Connects to a listening peer.
     pub fn connect(
         station: &Arc<Station>,
-        peer: SocketAddrV4,
+        peer: SocketAddr,
         peer_mac: Mac,
         isn: u32,
         options: &SynOptions,
@@ -127,7 +135,7 @@ impl Tcp {
         let isn = options.isn.unwrap_or(isn);
         let mut tcp = Tcp::new(station, peer, peer_mac, port, inbox, isn);
         let deadline = Instant::now() + patience;
-        let mss = options.mss.unwrap_or(1460);
+        let mss = options.mss.unwrap_or(largest_segment(peer));
         loop {
             if Instant::now() >= deadline {
                 bail!("{peer} does not answer a SYN");
@@ -170,7 +178,7 @@ impl Tcp {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
             tcp.snd_nxt = isn;
-            tcp.send_syn(1460, true);
+            tcp.send_syn(largest_segment(syn.from), true);
             tcp.snd_nxt = isn.wrapping_add(1);
             let again = (Instant::now() + RETRANSMIT).min(deadline);
             while let Some(received) = tcp.receive(again) {
@@ -189,7 +197,7 @@ impl Tcp {
 
     fn new(
         station: &Arc<Station>,
-        peer: SocketAddrV4,
+        peer: SocketAddr,
         peer_mac: Mac,
         port: u16,
         inbox: Receiver<Received>,
@@ -247,18 +255,17 @@ impl Tcp {
     }
 
     fn transmit(&mut self, header: TcpHeader, payload: &[u8], options: SegmentOptions) {
-        let mut header = header;
-        let (source, destination) = (self.station.ip.octets(), self.peer.ip().octets());
-        let sum = header.calc_checksum_ipv4_raw(source, destination, payload);
-        let damage = if options.bad_checksum { 0x0100 } else { 0 };
-        header.checksum = sum.unwrap_or(0) ^ damage;
         let mut octets = header.to_bytes().to_vec();
         octets.extend(payload);
-        let (mac, to) = (self.peer_mac, *self.peer.ip());
+        let (mac, to) = (self.peer_mac, self.peer.ip());
+        self.station.sum(to, IpNumber::TCP, &mut octets, CHECKSUM);
+        if options.bad_checksum {
+            octets[CHECKSUM] ^= 1;
+        }
         let frames = if options.fragments {
-            self.station.ipv4_fragments(mac, to, IpNumber::TCP, &octets)
+            self.station.fragments(mac, to, IpNumber::TCP, &octets)
         } else {
-            vec![self.station.ipv4(mac, to, IpNumber::TCP, &octets)]
+            vec![self.station.packet(mac, to, IpNumber::TCP, &octets)]
         };
         for frame in frames {
             self.log(true, &frame, &header, payload.len());
@@ -503,15 +510,19 @@ impl Tcp {
         self.snd_una == self.snd_nxt
     }
 
-    /// Header of the peer's last frame with data, for cases about IP.
-    pub fn last_ip(&self) -> Option<Ipv4Header> {
+    /// Don't Fragment, and time to live or hop limit, of the peer's last frame. Routers never fragment IPv6.
+    pub fn last_ip(&self) -> Option<(bool, u8)> {
         let line = self
             .ladder
             .iter()
             .rev()
             .find(|l| !l.from_lab && l.frame.is_some())?;
-        let (header, _) = Ipv4Header::from_slice(line.frame.as_ref()?.get(14..)?).ok()?;
-        Some(header)
+        let (ethernet, rest) = Ethernet2Header::from_slice(line.frame.as_ref()?).ok()?;
+        if ethernet.ether_type == EtherType::IPV6 {
+            return Some((true, *rest.get(7)?));
+        }
+        let (ip, _) = Ipv4Header::from_slice(rest).ok()?;
+        Some((ip.dont_fragment, ip.time_to_live))
     }
 }
 

@@ -5,7 +5,7 @@
 //! processes get a signal when the lab ends, and socket and configuration lie in a private tmpfs.
 
 use std::fs::File;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,8 +23,17 @@ use nix::unistd::Pid;
 use crate::script::Running;
 
 pub const LAB_INTERFACE: &str = "lab0";
-pub const LAB_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-pub const SIWD_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// Addresses of the lab and of its target, by whether they are IPv6.
+pub fn addresses(ipv6: bool) -> (IpAddr, IpAddr) {
+    if ipv6 {
+        let host = |number| Ipv6Addr::new(0xFD77, 0, 0, 0, 0, 0, 0, number).into();
+        (host(2), host(1))
+    } else {
+        let host = |number| Ipv4Addr::new(10, 77, 0, number).into();
+        (host(2), host(1))
+    }
+}
+
 pub const PORT: u16 = 7174;
 
 /// Private to the run's mount namespace.
@@ -42,7 +51,7 @@ buffers = 8192
 name = "siw0"
 devargs = "DEVARGS"
 mac = "02:00:00:77:00:01"
-addresses = ["10.77.0.1/24"]
+addresses = ["10.77.0.1/24", "fd77::1/64"]
 "#;
 
 /// Link between the lab and siwd.
@@ -240,7 +249,8 @@ pub struct Siwd {
 
 impl Siwd {
     /// Starts everything; the namespaces were entered before.
-    pub fn start(programs: &Programs, output: &Path, link: LocalLink) -> Result<Siwd> {
+    pub fn start(programs: &Programs, output: &Path, link: LocalLink, ipv6: bool) -> Result<Siwd> {
+        let any = if ipv6 { "-a :: " } else { "" };
         let config = Path::new(PRIVATE).join("siwd.toml");
         std::fs::write(&config, CONFIG.replace("DEVARGS", link.devargs()))?;
         let log = output.join("siwd.log");
@@ -283,7 +293,7 @@ impl Siwd {
         let (programs, log) = (programs.clone(), output.join("rping.log"));
         started.supervisor = Some(std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                let Ok(child) = programs.rping(&format!("-s -P -p {PORT}"), &log) else {
+                let Ok(child) = programs.rping(&format!("-s -P {any}-p {PORT}"), &log) else {
                     return;
                 };
                 let mut server = Ended(child);
@@ -316,8 +326,8 @@ impl Drop for Siwd {
 }
 
 /// Starts a client on siwd that connects to the lab.
-pub fn start_client(programs: &Programs, output: &Path, port: u16) -> Result<Running> {
+pub fn start_client(programs: &Programs, output: &Path, lab: IpAddr, port: u16) -> Result<Running> {
     let log = output.join("rping-client.log");
-    let child = programs.rping(&format!("-c -a {LAB_ADDRESS} -p {port} -C 1000"), &log)?;
+    let child = programs.rping(&format!("-c -a {lab} -p {port} -C 1000"), &log)?;
     Ok(Box::new(Ended(child)))
 }

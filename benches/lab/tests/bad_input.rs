@@ -56,6 +56,15 @@ fn a_wrong_command_line_is_refused() {
             "run --via reference --expect /nonesuch.toml",
             "cannot read /nonesuch.toml",
         ),
+        (
+            "run --target 10.0.0.9 --interface lo --address fd00::8",
+            "different address families",
+        ),
+        (
+            "run --target 2001:db8::1 --interface lo --address fd00::8",
+            "not a private address",
+        ),
+        ("run --target 10.0.0.9 --ipv6", "--ipv6 is for --via"),
         ("run --via reference --link tap", "--link is for --via siwd"),
         (
             "run --via siwd --siwd /nonesuch",

@@ -122,6 +122,27 @@ fn runs_are_compared_and_tabled() {
     );
 }
 
+#[test]
+fn a_perfect_peer_passes_the_smoke_profile_over_ipv6() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "run --via reference --ipv6 --seed 5 --profile smoke --all-captures --output six";
+    ends(&lab(folder.path(), line), 0);
+    let line =
+        "run --via reference --ipv6 --seed 5 --case RD-01,TCP-08 --all-captures --output six";
+    ends(&lab(folder.path(), line), 0);
+    for file in captures(&folder.path().join("six")) {
+        if file.to_string_lossy().contains("RD-01") {
+            let connections = check(&file).unwrap();
+            assert!(connections[0].initiator.is_ipv6());
+            assert!(
+                connections[0].findings.is_empty(),
+                "{:?}",
+                connections[0].findings
+            );
+        }
+    }
+}
+
 /// The same seed, and another one: the same verdicts.
 #[test]
 fn verdicts_do_not_depend_on_the_seed() {

@@ -10,21 +10,22 @@ use siw_lab::link::{Station, memory_link};
 use siw_lab::reference::{Lie, Reference};
 use siw_lab::script::{Outcome, Target, Verdict};
 use siw_lab::suite::{Instance, run_all};
-use siw_lab::via::{LAB_ADDRESS, PORT, SIWD_ADDRESS};
+use siw_lab::via::{PORT, addresses};
 
 fn judge(lie: Option<Lie>, select: impl Fn(&Case) -> bool) -> Vec<Outcome> {
     let (ours, theirs) = memory_link();
-    let station = Station::start(ours, LAB_ADDRESS, 20_000);
-    let reference = Reference::start(theirs, SIWD_ADDRESS, PORT, lie);
+    let (lab, its) = addresses(false);
+    let station = Station::start(ours, lab, 20_000);
+    let reference = Reference::start(theirs, its, PORT, lie);
     let target = Target {
         station: station.station.clone(),
-        ip: SIWD_ADDRESS,
+        ip: its,
         mac: station
             .station
-            .resolve(SIWD_ADDRESS, Duration::from_secs(10))
+            .resolve(its, Duration::from_secs(10))
             .unwrap(),
         port: PORT,
-        clients: reference.clients(LAB_ADDRESS),
+        clients: reference.clients(lab),
         patience: Duration::from_secs(10),
         quiet: Duration::from_millis(250),
         seed: 1,
