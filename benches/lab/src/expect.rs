@@ -13,6 +13,9 @@ use crate::script::{Outcome, Verdict};
 #[serde(deny_unknown_fields)]
 pub struct Peer {
     pub peer: String,
+    /// Terminates have layer and type exchanged, which only TRM-01 judges.
+    #[serde(default)]
+    pub swapped_terminates: bool,
     #[serde(default)]
     pub settings: BTreeMap<String, String>,
     #[serde(default)]

@@ -430,6 +430,7 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
                 patience,
                 quiet,
                 seed: settings.seed,
+                swapped_terminates: false,
             };
             Ok(Setup {
                 target,
@@ -458,6 +459,7 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
                 patience,
                 quiet,
                 seed: settings.seed,
+                swapped_terminates: false,
             };
             Ok(Setup {
                 target,
@@ -504,6 +506,7 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
                 patience,
                 quiet,
                 seed: settings.seed,
+                swapped_terminates: false,
             };
             Ok(Setup {
                 target,
@@ -709,6 +712,7 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
     watch_signals()?;
     let begin = Instant::now();
     let mut setup = set_up(settings, Duration::from_secs(run.patience), &output)?;
+    setup.target.swapped_terminates = peer.is_some_and(|peer| peer.swapped_terminates);
     // The first conversation tells whether there is a target at all.
     let deadline = Instant::now() + 2 * setup.target.patience;
     while let Err(reason) = setup.target.sane(1) {

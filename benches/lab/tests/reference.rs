@@ -13,6 +13,14 @@ use siw_lab::suite::{Instance, run_all};
 use siw_lab::via::{PORT, addresses};
 
 fn judge(lie: Option<Lie>, select: impl Fn(&Case) -> bool) -> Vec<Outcome> {
+    judge_known(lie, false, select)
+}
+
+fn judge_known(
+    lie: Option<Lie>,
+    swapped_terminates: bool,
+    select: impl Fn(&Case) -> bool,
+) -> Vec<Outcome> {
     let (ours, theirs) = memory_link();
     let (lab, its) = addresses(false);
     let station = Station::start(ours, lab, 20_000);
@@ -29,6 +37,7 @@ fn judge(lie: Option<Lie>, select: impl Fn(&Case) -> bool) -> Vec<Outcome> {
         patience: Duration::from_secs(10),
         quiet: Duration::from_millis(250),
         seed: 1,
+        swapped_terminates,
     };
     let cases = built_in().unwrap();
     let chosen = cases.iter().filter(|case| select(case));
@@ -136,4 +145,25 @@ fn each_lie_turns_its_case_red() {
         }
     }
     assert!(unnoticed.is_empty(), "{unnoticed:#?}");
+}
+
+/// One fault is one failure: the other cases take a Terminate that is known to be swapped.
+#[test]
+fn a_known_swap_fails_in_one_case() {
+    let cases = |case: &Case| ["TRM-01", "TAG-10", "OPS-02"].contains(&case.id.as_str());
+    let outcomes = judge_known(Some(Lie::SwappedTerminate), true, cases);
+    for outcome in outcomes {
+        let expected = if outcome.case == "TRM-01" {
+            Verdict::Fail
+        } else {
+            Verdict::Pass
+        };
+        assert_eq!(
+            outcome.verdict,
+            expected,
+            "{}: {}",
+            outcome.name(),
+            outcome.reason
+        );
+    }
 }
