@@ -678,7 +678,8 @@ impl<'a> Peer<'a> {
                 return self.terminate(1, 1, 1, Some(ulpdu));
             }
             let is_write = segment.opcode == opcode::WRITE;
-            if !outside && !(is_write && self.lies(Lie::LostWrite)) {
+            let lost = is_write && self.lies(Lie::LostWrite);
+            if !outside && !lost {
                 let at = (segment.to - self.base) as usize;
                 let place = &mut self.memory[at..at + segment.payload.len()];
                 place.copy_from_slice(&segment.payload);

@@ -77,8 +77,3 @@ fn smoke(link: &str, needed: &str) {
 fn siwd_passes_the_smoke_profile_over_a_veth_pair() {
     smoke("veth", "/proc/self/ns/net");
 }
-
-#[test]
-fn siwd_passes_the_smoke_profile_over_a_tap() {
-    smoke("tap", "/dev/net/tun");
-}
