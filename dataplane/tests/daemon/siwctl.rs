@@ -405,6 +405,20 @@ fn metrics_have_the_values_of_the_statistics() {
     }
 }
 
+#[test]
+fn top_prints_rates_where_there_is_no_terminal() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    ping(&a, &b);
+    let text = shown(&daemon, &["top", "--count", "1", "--interval", "0.1"]);
+    for words in ["rx frames/s", "siw1    up", "cpu %", "memory MiB"] {
+        assert!(text.contains(words), "{words} is missing:\n{text}");
+    }
+    let (status, _, error) = siwctl(&daemon, &["top", "--interval", "0"]);
+    assert_eq!(status, Some(2));
+    assert!(error.contains("from 0.1 to 3600"), "{error}");
+}
+
 /// The exporter serves readers of both formats, and ends with the daemon.
 #[test]
 fn the_exporter_serves_metrics_until_the_daemon_ends() {

@@ -6,6 +6,7 @@ mod connections;
 mod metrics;
 mod objects;
 mod stat;
+mod top;
 mod why;
 
 use anyhow::Context as _;
@@ -53,6 +54,8 @@ enum Command {
         /// Like `siwd --log`: a level (error, warn, info, debug, trace), or `siwd=debug,siw_tcp=info`
         filter: String,
     },
+    /// Live rates of devices and workers, and the clients
+    Top(top::TopArgs),
     /// Metrics in the OpenMetrics format, printed or served to Prometheus
     Metrics(metrics::MetricsArgs),
     /// Print the completions of siwctl for a shell
@@ -111,20 +114,23 @@ enum ClientCommand {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let outcome = run(&arguments).and_then(|text| {
-        let mut out = std::io::stdout().lock();
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            // The reader has seen enough, like `head`.
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-            written => written.context("cannot write the output"),
-        }
-    });
+    let outcome = run(&arguments).and_then(|text| print(&text));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("siwctl: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Writes to standard output.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // The reader has seen enough, like `head`.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        written => written.context("cannot write the output"),
     }
 }
 
@@ -153,6 +159,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
             daemon.set_log_filter(filter)?;
             Ok(String::new())
         }
+        Command::Top(args) => top::run(&daemon, args),
         Command::Metrics(args) => metrics::run(&daemon, args),
         Command::Completions { .. } => Ok(String::new()),
     }
