@@ -120,6 +120,7 @@ fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
     assert_eq!(b.app.wc().wr_id, 98, "the first half was placed");
     let (arena, at) = (sink.arena().clone(), sink.arena_offset());
     drop(sink);
+    b.app.ctx.await_releases().unwrap();
     let rest = tagged([0xc1, 0x42], stag, to + 8, b"second 8");
     peer.send(&rest);
     assert_eq!(peer.rest(), quoting([0x11, 0x00], &rest));
@@ -144,6 +145,7 @@ fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
         .unwrap();
     let (arena, at) = (inbox.arena().clone(), inbox.arena_offset());
     drop(inbox);
+    b.app.ctx.await_releases().unwrap();
     peer.send(&send(true, 1, 0, b"for nobody"));
     let t = peer.take_fpdu();
     assert_eq!(

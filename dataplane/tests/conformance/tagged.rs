@@ -52,6 +52,7 @@ fn c42_a_deregistered_stag_is_answered_by_terminate_1_1_00_also_within_a_message
     peer.send(&send(true, 1, 0, b""));
     assert_eq!(b.app.wc().wr_id, 98);
     drop(mr);
+    b.app.ctx.await_releases().unwrap();
     let f = write(true, key, at + 10, b"second half");
     peer.send(&f);
     assert_eq!(peer.rest(), crate::bench::quoting([0x11, 0x00], &f));

@@ -145,7 +145,10 @@ fn c42_a_window_that_goes_within_a_message_takes_the_rest_of_it_along() {
             1 => {
                 bind(&b.app, &b.app.qp, &mw, &to);
             }
-            _ => drop(mw),
+            _ => {
+                drop(mw);
+                b.app.ctx.await_releases().unwrap();
+            }
         }
         let f = write(true, key, mr.addr() + 10, b"second half");
         peer.send(&f);
