@@ -87,6 +87,12 @@ static void identifiers(void)
     /* Listeners. */
     inet_pton(AF_INET, "192.0.2.1", &free_port.sin_addr);
     FAILS(EADDRNOTAVAIL, rdma_bind_addr(listener, addr(&free_port)));
+    struct rdma_cm_id *mapped = new_id();
+    struct sockaddr_in6 of_ipv4 = { .sin6_family = AF_INET6 };
+    of_ipv4.sin6_addr.s6_addr[10] = of_ipv4.sin6_addr.s6_addr[11] = 0xff;
+    memcpy(&of_ipv4.sin6_addr.s6_addr[12], &there.sin_addr, 4);
+    CHECK(rdma_bind_addr(mapped, (void *)&of_ipv4) == 0);
+    CHECK(rdma_get_local_addr(mapped)->sa_family == AF_INET && rdma_destroy_id(mapped) == 0);
     CHECK(rdma_bind_addr(listener, addr(&there)) == 0);
     there.sin_port = rdma_get_src_port(listener);
     FAILS(EINVAL, rdma_bind_addr(listener, addr(&there)));

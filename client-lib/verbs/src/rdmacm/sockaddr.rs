@@ -11,7 +11,9 @@ pub fn length_of(addr: SocketAddr) -> usize {
     }
 }
 
-/// Reads a C address; None for NULL and for families other than AF_INET and AF_INET6.
+/// Reads a C address; None for NULL and for families other than AF_INET and AF_INET6. An IPv4-mapped
+/// address is that of IPv4: getaddrinfo(3) without hints returns such where interfaces have only
+/// IPv6 addresses, as where siwd owns those of IPv4.
 ///
 /// # Safety
 /// NULL, or valid for the size of its family.
@@ -34,7 +36,10 @@ pub unsafe fn read_address<T>(addr: *const T) -> Option<SocketAddr> {
             let v6 = unsafe { addr.cast::<libc::sockaddr_in6>().read_unaligned() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             let port = u16::from_be(v6.sin6_port);
-            Some(SocketAddrV6::new(ip, port, 0, v6.sin6_scope_id).into())
+            Some(match ip.to_ipv4_mapped() {
+                Some(v4) => SocketAddrV4::new(v4, port).into(),
+                None => SocketAddrV6::new(ip, port, 0, v6.sin6_scope_id).into(),
+            })
         }
         _ => None,
     }

@@ -44,13 +44,17 @@ pub(super) unsafe fn to_address(
     if (length as usize) < size_of::<libc::sockaddr_in>() {
         return Err(libc::EINVAL);
     }
+    if addr.is_null() {
+        return Err(libc::EAFNOSUPPORT);
+    }
     // SAFETY: as the caller promised.
-    let addr = unsafe { read_address(addr) }.ok_or(libc::EAFNOSUPPORT)?;
-    if addr.is_ipv6() && (length as usize) < size_of::<libc::sockaddr_in6>() {
+    let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
+    let is_ipv6 = i32::from(family) == libc::AF_INET6;
+    if is_ipv6 && (length as usize) < size_of::<libc::sockaddr_in6>() {
         return Err(libc::EINVAL);
     }
-    // Sockets of IPv6 use IPv4-mapped addresses for peers of IPv4 (ipv6(7)).
-    Ok(SocketAddr::new(addr.ip().to_canonical(), addr.port()))
+    // SAFETY: as the caller promised; the length is that of the family.
+    unsafe { read_address(addr) }.ok_or(libc::EAFNOSUPPORT)
 }
 
 /// The address as a socket of the family shows it.
