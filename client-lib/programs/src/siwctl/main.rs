@@ -6,6 +6,7 @@ mod connections;
 mod metrics;
 mod objects;
 mod stat;
+mod statistics;
 mod top;
 mod why;
 

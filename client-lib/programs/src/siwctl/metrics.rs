@@ -1,6 +1,7 @@
 //! Metrics in the OpenMetrics format: printed once, or served to Prometheus over HTTP. They come from
 //! the daemon's statistics, so a scrape costs the daemon one reading of them.
 
+use crate::statistics::{self, rows};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use prometheus_client::collector::Collector;
@@ -291,8 +292,7 @@ const CLIENT: [(&str, &str, Kind, &str); 8] = [
 /// The statistics as metric families.
 fn families(stats: &Value, most_clients: usize) -> Families {
     let mut all = Families::default();
-    let rows = |key: &str| stats[key].as_array().map_or(&[][..], Vec::as_slice);
-    for device in rows("total") {
+    for device in rows(stats, "total") {
         let labels = || {
             vec![(
                 "device",
@@ -337,7 +337,7 @@ fn families(stats: &Value, most_clients: usize) -> Families {
             );
         }
     }
-    for (number, worker) in rows("workers").iter().enumerate() {
+    for (number, worker) in rows(stats, "workers").iter().enumerate() {
         let labels = || vec![("worker", number.to_string())];
         let cpu = worker["cpu_ns"].as_f64().unwrap_or(0.0) / 1e9;
         all.add(
@@ -352,7 +352,7 @@ fn families(stats: &Value, most_clients: usize) -> Families {
             all.add(&format!("worker_{name}"), help, kind, labels(), value);
         }
     }
-    let clients = rows("clients");
+    let clients = rows(stats, "clients");
     all.add(
         "clients",
         "Connected clients",
@@ -493,13 +493,7 @@ fn to_text_format(open_metrics: &str) -> String {
 
 /// Reads the statistics and encodes them.
 fn encode(daemon: &siw::Context, most_clients: usize, format: Format) -> anyhow::Result<String> {
-    let stats: Value =
-        serde_json::from_str(&daemon.read_stats()?).context("invalid answer of siwd")?;
-    if stats["scope"] == "client" {
-        bail!(
-            "only operators can read the metrics: root, the user of siwd and the group in [control] operators"
-        );
-    }
+    let stats = statistics::read_all(daemon)?;
     let mut registry = Registry::with_prefix("siwd");
     registry.register_collector(Box::new(families(&stats, most_clients)));
     let mut out = String::new();

@@ -1,6 +1,7 @@
 //! Lists of objects. Those that rdma(8) also has are printed with its fields, in its order, as text and
 //! as JSON; with `--details` further fields follow.
 
+use crate::statistics::{self, rows};
 use crate::{Show, connections};
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -52,9 +53,11 @@ impl Filter {
 pub fn show(daemon: &siw::Context, show: &Show, json: bool) -> anyhow::Result<String> {
     match show {
         Show::Devices => devices(daemon, json),
-        Show::Workers => statistics(daemon, json, workers_text, |stats| stats["workers"].clone()),
-        Show::Users => statistics(daemon, json, users_text, |stats| stats["users"].clone()),
-        Show::Config => statistics(
+        Show::Workers => {
+            show_statistics(daemon, json, workers_text, |stats| stats["workers"].clone())
+        }
+        Show::Users => show_statistics(daemon, json, users_text, |stats| stats["users"].clone()),
+        Show::Config => show_statistics(
             daemon,
             json,
             |stats| format!("{:#}\n", stats["settings"]),
@@ -330,19 +333,13 @@ pub fn printable(text: &str) -> String {
 }
 
 /// A table of the daemon's statistics, which only operators can read.
-fn statistics(
+fn show_statistics(
     daemon: &siw::Context,
     json: bool,
     to_text: impl Fn(&Value) -> String,
     to_json: impl Fn(&Value) -> Value,
 ) -> anyhow::Result<String> {
-    let stats: Value =
-        serde_json::from_str(&daemon.read_stats()?).context("invalid answer of siwd")?;
-    if stats["scope"] == "client" {
-        bail!(
-            "only operators can see this: root, the user of siwd and the group in [control] operators"
-        );
-    }
+    let stats = statistics::read_all(daemon)?;
     Ok(match json {
         true => format!("{}\n", to_json(&stats)),
         false => to_text(&stats),
@@ -403,12 +400,7 @@ fn workers_text(stats: &Value) -> String {
         "{:<7} {:>5} {:>12} {:>14} {:>12} {:>12} {:>12} {:>12}\n",
         "worker", "core", "queue pairs", "batches", "sleeps", "cpu ms", "buffers", "free"
     );
-    for (number, worker) in stats["workers"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .enumerate()
-    {
+    for (number, worker) in rows(stats, "workers").iter().enumerate() {
         let of = |key: &str| worker[key].as_u64().unwrap_or(0);
         let _ = writeln!(
             out,

@@ -1,5 +1,7 @@
 //! Counters of a running siwd: by device, merged and per worker, under the names of nstat and of
 //! TCP-MIB (RFC 4022).
+
+use crate::statistics::{self, rows};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -25,9 +27,8 @@ type Rows = BTreeMap<String, DeviceRow>;
 
 /// The counters as text or as one JSON object.
 pub fn run(daemon: &siw::Context, args: &StatArgs, as_json: bool) -> anyhow::Result<String> {
-    let stats: Value =
-        serde_json::from_str(&daemon.read_stats()?).context("invalid answer of siwd")?;
-    if stats["scope"] == "client" {
+    let stats = statistics::read(daemon)?;
+    if statistics::is_own(&stats) {
         return own_text(&stats, as_json);
     }
     let devices = devices(&stats, args)?;
@@ -44,7 +45,7 @@ pub fn run(daemon: &siw::Context, args: &StatArgs, as_json: bool) -> anyhow::Res
 
 /// Output for a user who is not an operator: usage and quotas of the user's own clients.
 fn own_text(stats: &Value, as_json: bool) -> anyhow::Result<String> {
-    let own = list(stats, "clients").first();
+    let own = rows(stats, "clients").first();
     let quotas = own.and_then(|client| client["quotas"].as_object());
     let quotas = quotas.context("siwd reported no data of this client")?;
     if as_json {
@@ -69,7 +70,7 @@ fn own_text(stats: &Value, as_json: bool) -> anyhow::Result<String> {
 /// Access methods for registered memory outside arenas, by client.
 fn registered_text(stats: &Value) -> String {
     let mut out = String::new();
-    for client in list(stats, "clients") {
+    for client in rows(stats, "clients") {
         let registered = &client["registered"];
         let of = |method: &str| registered["bytes"][method].as_u64().unwrap_or(0);
         let (remap, shared, copy) = (of("remap"), of("shared"), of("copy"));
@@ -93,10 +94,6 @@ fn registered_text(stats: &Value) -> String {
     out
 }
 
-fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
-    value[key].as_array().map_or(&[], Vec::as_slice)
-}
-
 /// Frame counters of a device, in addition to TCP's counters.
 const FRAME_COUNTERS: [&str; 4] = ["rx_frames", "tx_frames", "tx_linearized", "tx_refused"];
 
@@ -113,7 +110,7 @@ fn devices(stats: &Value, args: &StatArgs) -> anyhow::Result<Vec<DeviceCounters>
     let mut out = Vec::new();
     let mut names = Vec::new();
     let wanted = args.only.as_ref().map(|t| t.to_lowercase());
-    for total in list(stats, "total") {
+    for total in rows(stats, "total") {
         let name = total["device"].as_str().unwrap_or_default();
         names.push(name);
         if args.device.as_ref().is_some_and(|device| device != name) {
@@ -131,8 +128,8 @@ fn devices(stats: &Value, args: &StatArgs) -> anyhow::Result<Vec<DeviceCounters>
                 .is_none_or(|text| key.to_lowercase().contains(text))
         });
         let rows = keys.map(|key| {
-            let each = list(stats, "workers").iter().map(|worker| {
-                let lane = list(worker, "devices")
+            let each = rows(stats, "workers").iter().map(|worker| {
+                let lane = rows(worker, "devices")
                     .iter()
                     .find(|device| device["device"] == name);
                 lane.and_then(|device| of(device, key)).unwrap_or(0)
@@ -158,8 +155,8 @@ fn devices(stats: &Value, args: &StatArgs) -> anyhow::Result<Vec<DeviceCounters>
 
 /// Counters of workers that belong to no device.
 fn workers(stats: &Value) -> Rows {
+    let workers = rows(stats, "workers");
     let mut rows = Rows::new();
-    let workers = list(stats, "workers");
     for (i, worker) in workers.iter().enumerate() {
         for (name, value) in worker.as_object().into_iter().flatten() {
             let Some(value) = value.as_u64() else {

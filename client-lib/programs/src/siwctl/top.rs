@@ -1,7 +1,8 @@
 //! Live rates of devices and workers, and the clients with the most of a resource.
 
 use crate::objects::command_name;
-use anyhow::{Context as _, bail};
+use crate::statistics::{self, rows};
+use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -63,21 +64,11 @@ struct Reading {
 
 impl Reading {
     fn take(daemon: &siw::Context) -> anyhow::Result<Reading> {
-        let stats: Value =
-            serde_json::from_str(&daemon.read_stats()?).context("invalid answer of siwd")?;
-        if stats["scope"] == "client" {
-            bail!(
-                "only operators can see this: root, the user of siwd and the group in [control] operators"
-            );
-        }
+        let stats = statistics::read_all(daemon)?;
         Ok(Reading {
             time: Instant::now(),
             stats,
         })
-    }
-
-    fn rows(&self, key: &str) -> &[Value] {
-        self.stats[key].as_array().map_or(&[], Vec::as_slice)
     }
 }
 
@@ -96,7 +87,7 @@ fn tables(before: &Reading, now: &Reading, order: Order) -> [Table; 3] {
     };
     let count = |rate: f64| format!("{rate:.0}");
     let nothing = Value::Null;
-    let earlier = |key, number: usize| before.rows(key).get(number).unwrap_or(&nothing);
+    let earlier = |key, number: usize| rows(&before.stats, key).get(number).unwrap_or(&nothing);
 
     let mut devices = Table {
         head: vec![
@@ -112,7 +103,7 @@ fn tables(before: &Reading, now: &Reading, order: Order) -> [Table; 3] {
         ],
         rows: Vec::new(),
     };
-    for (number, device) in now.rows("total").iter().enumerate() {
+    for (number, device) in rows(&now.stats, "total").iter().enumerate() {
         let last = earlier("total", number);
         let mib = |name: &str| rate(&last["mib"][name], &device["mib"][name]);
         let gigabits = |name: &str| format!("{:.3}", mib(name) * 8.0 / 1e9);
@@ -143,7 +134,7 @@ fn tables(before: &Reading, now: &Reading, order: Order) -> [Table; 3] {
         ],
         rows: Vec::new(),
     };
-    for (number, worker) in now.rows("workers").iter().enumerate() {
+    for (number, worker) in rows(&now.stats, "workers").iter().enumerate() {
         let last = earlier("workers", number);
         let of = |key: &str| rate(&last[key], &worker[key]);
         let (free, all) = (worker["buffers_free"].as_f64(), worker["buffers"].as_f64());
@@ -175,7 +166,7 @@ fn tables(before: &Reading, now: &Reading, order: Order) -> [Table; 3] {
         ],
         rows: Vec::new(),
     };
-    let mut ordered: Vec<&Value> = now.rows("clients").iter().collect();
+    let mut ordered: Vec<&Value> = rows(&now.stats, "clients").iter().collect();
     ordered.sort_by_key(|client| std::cmp::Reverse(client[order.key()].as_u64()));
     for client in ordered {
         let memory = client["memory_bytes"].as_f64().unwrap_or(0.0) / f64::from(1 << 20);
