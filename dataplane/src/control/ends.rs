@@ -54,7 +54,6 @@ impl ConnectionEnd {
     /// The row of a list.
     pub fn to_json(&self) -> Value {
         let since_epoch = self.time.duration_since(SystemTime::UNIX_EPOCH);
-        let address = |address: Addr| address.to_socket_addr().map(|address| address.to_string());
         json!({
             "time": since_epoch.map_or(0.0, |time| time.as_millis() as f64 / 1e3),
             "lqpn": self.qpn.0,
@@ -62,12 +61,17 @@ impl ConnectionEnd {
             "pid": self.pid,
             "name": self.name,
             "device": self.device,
-            "src_addr": address(self.local),
-            "dst_addr": address(self.peer),
+            "src_addr": address_text(self.local),
+            "dst_addr": address_text(self.peer),
             "event": if self.was_established { "disconnected" } else { "not connected" },
             "reason": self.reason,
         })
     }
+}
+
+/// An address as status output shows it; `None` if there is none.
+pub(super) fn address_text(address: Addr) -> Option<String> {
+    address.to_socket_addr().map(|address| address.to_string())
 }
 
 /// Ends, the oldest first, each with its number.

@@ -9,11 +9,12 @@ use nix::libc;
 use serde_json::{Value, json};
 use siw_memory::{KeyTable, Stag};
 use siw_shm::Access;
+use siw_shm::control::QpState;
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::{LIST_TEXT, ListPosition, ListReply, ObjectList};
-use siw_shm::control::{Addr, QpState};
 
 use super::context::Context;
+use super::ends::address_text;
 use super::listening::{ClientListener, Listeners};
 use super::memory::Memory;
 use super::pending::PendingReply;
@@ -88,88 +89,66 @@ pub(super) fn list_objects(
             return Ok(ask_worker(context, id, viewer, after));
         }
         ObjectList::Ends => add_ends(&mut page, resources, viewer),
-        ObjectList::Clients => add_of_clients(&mut page, resources, viewer, |client, page, _| {
-            page.add(at(client, 0), &client_json(client))
-        }),
-        ObjectList::QueuePairs => {
+        ObjectList::Clients => {
             add_of_clients(&mut page, resources, viewer, |client, page, after| {
-                add_objects(
-                    page,
-                    client,
-                    &client.qps,
-                    (Qpn, after),
-                    |number| number.0,
-                    |number, qp| queue_pair_json(context, *number, qp),
-                )
+                after.is_some() || page.add(at(client, 0), &client_json(client))
             })
         }
-        ObjectList::CompletionQueues => {
-            add_of_clients(&mut page, resources, viewer, |client, page, after| {
-                add_objects(
-                    page,
-                    client,
-                    &client.cqs,
-                    (CqId, after),
-                    |number| number.0,
-                    |number, cq| {
-                        json!({
-                            "cqn": number.0,
-                            "cqe": cq.entries,
-                            "users": cq.qps,
-                            "channel": cq.channel.map(|channel| channel.0),
-                        })
-                    },
-                )
-            })
-        }
-        ObjectList::SharedReceiveQueues => {
-            add_of_clients(&mut page, resources, viewer, |client, page, after| {
-                add_objects(
-                    page,
-                    client,
-                    &client.srqs,
-                    (SrqId, after),
-                    |number| number.0,
-                    |number, srq| {
-                        json!({
-                            "srqn": number.0,
-                            "pdn": srq.pd.0,
-                            "users": srq.qps,
-                            "max_wr": srq.max_wr,
-                            "posted": srq.posted_requests(),
-                        })
-                    },
-                )
-            })
-        }
-        ObjectList::MemoryRegions => {
-            add_of_clients(&mut page, resources, viewer, |client, page, after| {
-                add_objects(
-                    page,
-                    client,
-                    &client.mrs,
-                    (Stag, after),
-                    |key| key.0,
-                    |key, region| {
-                        let mut row = region_json(&memory.keys, *key);
-                        row["pdn"] = region.pd.0.into();
-                        row
-                    },
-                )
-            })
-        }
-        ObjectList::ProtectionDomains => {
-            add_of_clients(&mut page, resources, viewer, |client, page, after| {
-                add_objects(
-                    page,
-                    client,
-                    &client.pds,
-                    (PdId, after),
-                    |number| number.0,
-                    |number, pd| json!({ "pdn": number.0, "users": pd.users }),
-                )
-            })
-        }
+        ObjectList::QueuePairs => add_objects(
+            &mut page,
+            (resources, viewer),
+            |client| &client.qps,
+            Qpn,
+            |number| number.0,
+            |number, qp| Some(queue_pair_json(context, *number, qp)),
+        ),
+        ObjectList::CompletionQueues => add_objects(
+            &mut page,
+            (resources, viewer),
+            |client| &client.cqs,
+            CqId,
+            |number| number.0,
+            |number, cq| {
+                Some(json!({
+                    "cqn": number.0,
+                    "cqe": cq.entries,
+                    "users": cq.qps,
+                    "channel": cq.channel.map(|channel| channel.0),
+                }))
+            },
+        ),
+        ObjectList::SharedReceiveQueues => add_objects(
+            &mut page,
+            (resources, viewer),
+            |client| &client.srqs,
+            SrqId,
+            |number| number.0,
+            |number, srq| {
+                Some(json!({
+                    "srqn": number.0,
+                    "pdn": srq.pd.0,
+                    "users": srq.qps,
+                    "max_wr": srq.max_wr,
+                    "posted": srq.posted_requests(),
+                }))
+            },
+        ),
+        ObjectList::MemoryRegions => add_objects(
+            &mut page,
+            (resources, viewer),
+            |client| &client.mrs,
+            Stag,
+            |key| key.0,
+            |key, region| Some(region_json(&memory.keys, *key, region.pd)),
+        ),
+        ObjectList::ProtectionDomains => add_objects(
+            &mut page,
+            (resources, viewer),
+            |client| &client.pds,
+            PdId,
+            |number| number.0,
+            |number, pd| Some(json!({ "pdn": number.0, "users": pd.users })),
+        ),
         ObjectList::CmIds => add_cm_ids(&mut page, context, listeners, viewer),
     };
     page.reply.is_last = is_last.into();
@@ -239,25 +218,30 @@ fn add_of_clients(
     false
 }
 
-/// Adds a client's objects after a number, with the client that has them. Returns false if the page is
-/// full.
-fn add_objects<K: Ord + Copy, V>(
+/// Adds objects of one kind of all visible clients, each with the client that has it. `to_key` and
+/// `to_number` convert the number of an object; objects without a row are left out. Returns true
+/// after the last object.
+fn add_objects<K: Ord, V>(
     page: &mut Page,
-    client: &Client,
-    objects: &BTreeMap<K, V>,
-    (key_of, after): (fn(u32) -> K, Option<u32>),
-    number: impl Fn(&K) -> u32,
-    to_json: impl Fn(&K, &V) -> Value,
+    (resources, viewer): (&Resources, Viewer),
+    objects_of: impl Fn(&Client) -> &BTreeMap<K, V>,
+    to_key: fn(u32) -> K,
+    to_number: fn(&K) -> u32,
+    to_json: impl Fn(&K, &V) -> Option<Value>,
 ) -> bool {
-    let first = after.map_or(Bound::Unbounded, |after| Bound::Excluded(key_of(after)));
-    for (key, object) in objects.range((first, Bound::Unbounded)) {
-        let mut row = to_json(key, object);
-        add_owner(&mut row, client);
-        if !page.add(at(client, number(key)), &row) {
-            return false;
+    add_of_clients(page, resources, viewer, |client, page, after| {
+        let first = after.map_or(Bound::Unbounded, |after| Bound::Excluded(to_key(after)));
+        for (key, object) in objects_of(client).range((first, Bound::Unbounded)) {
+            let Some(mut row) = to_json(key, object) else {
+                continue;
+            };
+            add_owner(&mut row, client);
+            if !page.add(at(client, to_number(key)), &row) {
+                return false;
+            }
         }
-    }
-    true
+        true
+    })
 }
 
 fn add_owner(row: &mut Value, client: &Client) {
@@ -276,10 +260,6 @@ fn verbs_state(qp: &ClientQp) -> &'static str {
         (QpState::Sqd, _) => "SQD",
         (QpState::Closing | QpState::Terminate | QpState::Error, _) => "ERR",
     }
-}
-
-fn address_text(address: Addr) -> Option<String> {
-    address.to_socket_addr().map(|address| address.to_string())
 }
 
 fn device_name(context: &Context, device: usize) -> &str {
@@ -307,7 +287,7 @@ fn queue_pair_json(context: &Context, number: Qpn, qp: &ClientQp) -> Value {
     })
 }
 
-fn region_json(keys: &KeyTable, key: Stag) -> Value {
+fn region_json(keys: &KeyTable, key: Stag, pd: PdId) -> Value {
     let fields = keys.with_entry(key, |region| {
         let access = region.access_rights();
         let rights = [
@@ -328,6 +308,7 @@ fn region_json(keys: &KeyTable, key: Stag) -> Value {
         "lkey": key.0,
         "iova": iova,
         "mrlen": len,
+        "pdn": pd.0,
         "access": rights,
     })
 }
@@ -336,30 +317,14 @@ fn region_json(keys: &KeyTable, key: Stag) -> Value {
 fn add_cm_ids(page: &mut Page, context: &Context, listeners: &Listeners, viewer: Viewer) -> bool {
     let resources = &context.resources;
     if page.reply.next.major & LISTENERS == 0 {
-        let complete = add_of_clients(page, resources, viewer, |client, page, after| {
-            let first = after.map_or(Bound::Unbounded, |after| Bound::Excluded(Qpn(after)));
-            let qps = client.qps.range((first, Bound::Unbounded));
-            for (number, qp) in qps.filter(|(_, qp)| qp.phase != QpPhase::Detached) {
-                let mut row = json!({
-                    "device": device_name(context, qp.device),
-                    "device_index": qp.device,
-                    "lqpn": number.0,
-                    "qp-type": "RC",
-                    "state": match (qp.state, qp.phase) {
-                        (_, QpPhase::Connecting) | (QpState::Rts | QpState::Sqd, _) => "CONNECT",
-                        _ => "DISCONNECT",
-                    },
-                    "ps": "TCP",
-                    "src_addr": address_text(qp.local),
-                    "dst_addr": address_text(qp.peer),
-                });
-                add_owner(&mut row, client);
-                if !page.add(at(client, number.0), &row) {
-                    return false;
-                }
-            }
-            true
-        });
+        let complete = add_objects(
+            page,
+            (resources, viewer),
+            |client| &client.qps,
+            Qpn,
+            |number| number.0,
+            |number, qp| cm_id_json(context, *number, qp),
+        );
         if !complete {
             return false;
         }
@@ -387,6 +352,25 @@ fn add_cm_ids(page: &mut Page, context: &Context, listeners: &Listeners, viewer:
     }
     let last = CmListenerId((page.reply.next.major & !LISTENERS) as u32);
     listeners.after(last).next().is_none()
+}
+
+/// Row of a queue pair that is or was connected.
+fn cm_id_json(context: &Context, number: Qpn, qp: &ClientQp) -> Option<Value> {
+    let state = match (qp.state, qp.phase) {
+        (_, QpPhase::Detached) => return None,
+        (_, QpPhase::Connecting) | (QpState::Rts | QpState::Sqd, _) => "CONNECT",
+        _ => "DISCONNECT",
+    };
+    Some(json!({
+        "device": device_name(context, qp.device),
+        "device_index": qp.device,
+        "lqpn": number.0,
+        "qp-type": "RC",
+        "state": state,
+        "ps": "TCP",
+        "src_addr": address_text(qp.local),
+        "dst_addr": address_text(qp.peer),
+    }))
 }
 
 fn listener_json(context: &Context, number: CmListenerId, listener: &ClientListener) -> Value {

@@ -274,6 +274,9 @@ fn long_lists_are_complete() {
     let rows = shown_json(&daemon, &["show", "qp"]);
     assert_eq!((rows.len(), numbers(&rows, "lqpn")), (540, expected));
     assert_eq!(shown_json(&daemon, &["show", "mr"]).len(), 540);
+    let clients = shown_json(&daemon, &["show", "clients"]);
+    // The last one is siwctl.
+    assert_eq!((clients.len(), numbers(&clients, "id").len()), (41, 41));
     let channel = CmChannel::new(&ends[0].ctx).unwrap();
     let any = "10.77.0.1:0".parse().unwrap();
     let listeners: Vec<CmListener> = (0..200)
