@@ -1,5 +1,5 @@
-//! madvise(2) and mremap(2) on memory that is or was registered, for the drop-in library, which
-//! overrides both.
+//! madvise(2), mremap(2) and realloc(3) on memory that is or was registered, for the drop-in library,
+//! which overrides them.
 //!
 //! Pages are a shared mapping of a file of the daemon while they are registered, and stay one after
 //! that in a process with means to pin pages (`pins`). On a shared mapping MADV_DONTNEED
@@ -250,6 +250,33 @@ fn find_parts(range: &Range<usize>, new_len: usize) -> Result<Option<(File, Prot
     }
     let grows = new_len > range.len();
     Ok((count > 1 || ours > 0 && grows).then_some((maps, prot)))
+}
+
+/// Bit in the size of a chunk of glibc that is a mapping of its own.
+pub(super) const IS_MMAPPED: usize = 2;
+
+/// Checks whether realloc(3) would grow or move a block by mremap(2) although it is in the daemon's
+/// files: a chunk that malloc(3) of glibc has mapped. The C library makes that call without
+/// [`mremap`], and the mapping would grow over pages of other addresses.
+///
+/// # Safety
+/// `block` is a block of the program's allocator.
+pub unsafe fn must_be_copied(block: usize) -> bool {
+    const WORD: usize = size_of::<usize>();
+    let page = block / PAGE * PAGE;
+    // The header of a block at the start of a page is in the page before, which is private: mremap(2)
+    // does not grow a range of two mappings.
+    if block - page < 2 * WORD || !may_be_remapped(&(page..page + PAGE)) {
+        return false;
+    }
+    // SAFETY: it is in the page of the block. Another allocator has something else there.
+    let size = unsafe { ((block - WORD) as *const usize).read_volatile() };
+    size & IS_MMAPPED != 0
+        && open_maps()
+            .and_then(|maps| find_mapping(&maps, page))
+            .is_ok_and(|found| {
+                found.is_some_and(|found| found.range.start <= page && is_ours(&found))
+            })
 }
 
 /// Moves and resizes a range of several mappings, as mremap(2) does with one.

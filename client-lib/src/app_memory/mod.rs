@@ -91,8 +91,9 @@ impl Pd {
     ///
     /// In a process that uses AIO, io_uring, O_DIRECT or device files, memory stays shared with the
     /// daemon after its last registration. Then MADV_DONTNEED keeps its content, on whose loss some
-    /// allocators rely for zeroes, except in programs that use the drop-in library, which overrides
-    /// madvise(2) and mremap(2).
+    /// allocators rely for zeroes, and mremap(2) must not grow it; realloc(3) of glibc does that to a
+    /// block of 128 KiB or more that it has shrunk to less than a page. Programs that use the drop-in
+    /// library may do all this: it overrides madvise(2), mremap(2) and realloc(3).
     ///
     /// # Errors
     /// `EFAULT`: not all of it is mapped, or it is read-only and `access` has LOCAL_WRITE.
@@ -555,7 +556,7 @@ impl State {
         if vma.writable {
             duplicate::populate_pages(pages);
         }
-        remap::end_mapping(pages);
+        remap::split_mapped_chunk(pages);
     }
 
     /// Assigns places to all windows of a range of pages without overwriting mapped pages.

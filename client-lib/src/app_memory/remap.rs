@@ -37,6 +37,7 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags, UserfaultfdFlags};
 use rustix::pipe::PipeFlags;
 use siw_shm::shared_memory::PAGE;
 
+use super::calls::IS_MMAPPED;
 use super::duplicate::{Duplicate, MappedFile, populate_pages};
 use super::park::ParkedThreads;
 
@@ -764,28 +765,32 @@ fn replace_protected(
     mapped
 }
 
-/// Makes the last page of a range a mapping of its own if the range begins with a chunk that
-/// malloc(3) of glibc has mapped. realloc(3) grows such a chunk with mremap(2), and a shared mapping
-/// would grow over the next pages of its file, which here belong to other addresses. mremap(2) does
-/// not grow a range of two mappings, so realloc(3) copies. Other memory, of which programs register
-/// thousands of parts, stays one mapping.
-pub(super) fn end_mapping(range: &Range<usize>) {
-    if range.len() > PAGE && starts_with_mapped_chunk(range.start) {
-        let last = (range.end - PAGE) as *mut c_void;
+/// Makes the first page of a range a mapping of its own if a chunk that malloc(3) of glibc has mapped
+/// begins in it. realloc(3) grows such a chunk with mremap(2), and a shared mapping would grow over the
+/// next pages of its file, which belong to other addresses. mremap(2) does not grow a range of two
+/// mappings, so realloc(3) copies. Other memory, of which programs register thousands of parts, stays
+/// one mapping.
+pub(super) fn split_mapped_chunk(range: &Range<usize>) {
+    if range.len() > PAGE && holds_mapped_chunk(range.start) {
+        let first = range.start as *mut c_void;
         // SAFETY: a hint that disables read-ahead, which a file in memory does not need.
-        let _ = unsafe { rustix::mm::madvise(last, PAGE, rustix::mm::Advice::Random) };
+        let _ = unsafe { rustix::mm::madvise(first, PAGE, rustix::mm::Advice::Random) };
     }
 }
 
-/// Checks for the header of a chunk that malloc(3) has mapped: the size of the space before it,
-/// and its own, with only the bit IS_MMAPPED. The kernel reads it: it belongs to the allocator, and
-/// AddressSanitizer would report a read by this library.
-fn starts_with_mapped_chunk(page: usize) -> bool {
-    const IS_MMAPPED: usize = 2;
-    let mut header = [0usize; 2];
-    let length = size_of_val(&header);
+/// Gaps in bytes between the start of a mapping and the header of its chunk, where the block begins in
+/// the same page: posix_memalign(3) aligns it to a power of two.
+const GAPS: [usize; 7] = [0, 48, 112, 240, 496, 1008, 2032];
+
+/// Checks for a chunk that malloc(3) has mapped, at the start of a page: its header has the size of the
+/// gap before it, and its own size with only the bit IS_MMAPPED. The kernel reads it: it belongs to
+/// the allocator, and AddressSanitizer would report a read by this library.
+fn holds_mapped_chunk(page: usize) -> bool {
+    const WORD: usize = size_of::<usize>();
+    let mut words = [0usize; GAPS[GAPS.len() - 1] / WORD + 2];
+    let length = size_of_val(&words);
     let local = libc::iovec {
-        iov_base: header.as_mut_ptr().cast(),
+        iov_base: words.as_mut_ptr().cast(),
         iov_len: length,
     };
     let remote = libc::iovec {
@@ -794,8 +799,11 @@ fn starts_with_mapped_chunk(page: usize) -> bool {
     };
     // SAFETY: writes at most the local vector; the kernel checks the other one.
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
-    let [before, size] = header;
     read == length as isize
-        && size % 16 == IS_MMAPPED
-        && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
+        && GAPS.iter().any(|gap| {
+            let [before, size] = [words[gap / WORD], words[gap / WORD + 1]];
+            before == *gap
+                && size % 16 == IS_MMAPPED
+                && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
+        })
 }

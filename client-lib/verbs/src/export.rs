@@ -1,5 +1,5 @@
 //! Functions that C programs call: versioned symbols of libibverbs or librdmacm, and functions in
-//! structs of their headers. All are made by the two macros of this file, which keep panics from
+//! structs of their headers. All are made by the macros of this file, which keep panics from
 //! crossing into the program: a test refuses any other `extern "C" fn` in this crate.
 //!
 //! A table gives the symbol, its version node and the function that it calls:
@@ -53,7 +53,24 @@ macro_rules! c_functions {
     };
 }
 
-pub(crate) use {c_functions, export_symbols};
+/// As [`c_functions`], for functions that cannot panic and use no thread-local variables, of which the
+/// dynamic linker may be making one.
+macro_rules! bare_functions {
+    ($(
+        $(#[$attribute:meta])*
+        fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $function:path;
+    )*) => {
+        $(
+            $(#[$attribute])*
+            unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
+                // SAFETY: the manual page of the function gives its caller the obligations.
+                unsafe { $function($($argument),*) }
+            }
+        )*
+    };
+}
+
+pub(crate) use {bare_functions, c_functions, export_symbols};
 
 /// The value by which a function of the C interface reports failure.
 pub trait Failure {

@@ -273,6 +273,18 @@ fn moved_pages_keep_their_content_while_their_old_addresses_are_registered() {
     run_or_skip(&daemon, &format!("{program} 200 {path}"));
 }
 
+/// realloc(3) of glibc moves large blocks by mremap(2), which the library cannot override there.
+#[test]
+fn blocks_that_grow_after_their_registration_show_no_other_memory() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "grown_chunk") else {
+        return;
+    };
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (program, path) = (program.display(), file.path().display());
+    run_or_skip(&daemon, &format!("{program} {path}"));
+}
+
 /// Runs a program with an allocator's library preloaded behind those of siwd.
 const WITH_ALLOCATOR: &str = "export LD_PRELOAD=\"$LD_PRELOAD:$1\"\nshift\nexec \"$@\"\n";
 
