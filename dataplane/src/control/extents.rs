@@ -62,10 +62,9 @@ impl Memory {
         resources.charge(id, &[(Quota::Heap, heap)])?;
         let release = |resources: &mut Resources| resources.release(id, &[(Quota::Heap, heap)]);
         let client = resources.client_mut(id)?;
-        let checked = check_extents(client, request, &extents);
-        let checked = checked.and_then(|checked| {
-            let mut owned = extents.iter();
-            owned.try_for_each(|extent| own_arena(client, ArenaId(extent.arena)))?;
+        let checked = check_extents(client, request, &extents).and_then(|checked| {
+            let mut arenas = checked.1.arenas.iter();
+            arenas.try_for_each(|arena| own_arena(client, *arena))?;
             Ok(checked)
         });
         let (memory, parts) = checked.inspect_err(|_| release(resources))?;
@@ -341,11 +340,17 @@ fn check_extents(
         reason: request.reason.to_text(),
         has_named_reason: false,
     };
-    let mut list = Vec::with_capacity(extents.len());
+    let mut list: Vec<Extent> = Vec::with_capacity(extents.len());
     for extent in extents {
         let number = ArenaId(extent.arena);
-        let memory = find_memory(client, number, access)?;
-        parts.arenas.push(number);
+        // Most extents are in the arena of the one before.
+        let memory = match list.last() {
+            Some(before) if parts.arenas.last() == Some(&number) => before.memory.clone(),
+            _ => {
+                parts.arenas.push(number);
+                find_memory(client, number, access)?
+            }
+        };
         let method = match memory {
             ExtentMemory::Process(_) => m::ExtentMethod::Copy as usize,
             ExtentMemory::Shared(_) => {
