@@ -414,6 +414,17 @@ impl NewPages {
         Ok(())
     }
 
+    /// Copies `len` bytes at `source` into the pages from `offset` on.
+    ///
+    /// # Safety
+    /// The bytes can be read without waiting, and nothing writes them meanwhile.
+    unsafe fn copy(&self, offset: usize, source: usize, len: usize) {
+        let to = (self.pages.start() + offset) as *mut u8;
+        // SAFETY: the caller's promise; the new pages are those of this object, which no other thread
+        // knows.
+        unsafe { to.copy_from_nonoverlapping(source as *const u8, len) };
+    }
+
     /// Prepares for [`NewPages::move_to`], when all pages are filled.
     fn finish(&self) -> Result<(), Errno> {
         if self.prot != ProtFlags::READ | ProtFlags::WRITE {
@@ -501,7 +512,10 @@ fn replace_taken(
     let place_of = |run: &Range<usize>| run.start - range.start;
     for (run, _) in taken() {
         let place = place_of(&run);
-        replaced = replaced.and_then(|()| new.fill(place, pages.start + place, run.len()));
+        if replaced.is_ok() {
+            // SAFETY: moved pages, which only this thread knows; missing ones are read as zeroes.
+            unsafe { new.copy(place, pages.start + place, run.len()) };
+        }
     }
     replaced = replaced.and_then(|()| new.finish());
     for (run, _) in taken() {
