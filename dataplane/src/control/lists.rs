@@ -3,9 +3,11 @@
 //! the list is.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::ops::Bound;
 
 use nix::libc;
+use serde::Serialize;
 use serde_json::{Value, json};
 use siw_memory::{KeyTable, Stag};
 use siw_shm::Access;
@@ -50,18 +52,16 @@ impl Page {
 
     /// Adds the object at `position`. Returns false if the page has no room for it; an object that no
     /// page has room for is left out.
-    fn add(&mut self, position: ListPosition, object: &Value) -> bool {
-        let line = format!("{object}\n");
+    fn add(&mut self, position: ListPosition, object: &impl Serialize) -> bool {
         let start = self.reply.len as usize;
-        match self.reply.text.get_mut(start..start + line.len()) {
-            Some(place) => place.copy_from_slice(line.as_bytes()),
-            None if start > 0 => return false,
-            None => {
-                self.reply.next = position;
-                return true;
-            }
+        let mut room = &mut self.reply.text[start..];
+        let has_room =
+            serde_json::to_writer(&mut room, object).is_ok() && room.write_all(b"\n").is_ok();
+        if has_room {
+            self.reply.len = (LIST_TEXT - room.len()) as u32;
+        } else if start > 0 {
+            return false;
         }
-        self.reply.len += line.len() as u32;
         self.reply.next = position;
         true
     }
@@ -100,7 +100,7 @@ pub(super) fn list_objects(
             |client| &client.qps,
             Qpn,
             |number| number.0,
-            |number, qp| Some(queue_pair_json(context, *number, qp)),
+            |number, qp| Some(QueuePairRow::new(context, *number, qp)),
         ),
         ObjectList::CompletionQueues => add_objects(
             &mut page,
@@ -221,22 +221,21 @@ fn add_of_clients(
 /// Adds objects of one kind of all visible clients, each with the client that has it. `to_key` and
 /// `to_number` convert the number of an object; objects without a row are left out. Returns true
 /// after the last object.
-fn add_objects<K: Ord, V>(
+fn add_objects<K: Ord, V, R: Serialize>(
     page: &mut Page,
     (resources, viewer): (&Resources, Viewer),
     objects_of: impl Fn(&Client) -> &BTreeMap<K, V>,
     to_key: fn(u32) -> K,
     to_number: fn(&K) -> u32,
-    to_json: impl Fn(&K, &V) -> Option<Value>,
+    to_row: impl Fn(&K, &V) -> Option<R>,
 ) -> bool {
     add_of_clients(page, resources, viewer, |client, page, after| {
         let first = after.map_or(Bound::Unbounded, |after| Bound::Excluded(to_key(after)));
         for (key, object) in objects_of(client).range((first, Bound::Unbounded)) {
-            let Some(mut row) = to_json(key, object) else {
+            let Some(row) = to_row(key, object) else {
                 continue;
             };
-            add_owner(&mut row, client);
-            if !page.add(at(client, to_number(key)), &row) {
+            if !page.add(at(client, to_number(key)), &OwnedRow::new(row, client)) {
                 return false;
             }
         }
@@ -244,10 +243,31 @@ fn add_objects<K: Ord, V>(
     })
 }
 
-fn add_owner(row: &mut Value, client: &Client) {
-    row["client"] = client.id.0.into();
-    row["pid"] = client.peer.pid.into();
-    row["name"] = client.name.as_str().into();
+/// A row with the client that has the object.
+#[derive(Serialize)]
+struct OwnedRow<'a, R> {
+    #[serde(flatten)]
+    row: R,
+    #[serde(flatten)]
+    owner: Option<Owner<'a>>,
+}
+
+#[derive(Serialize)]
+struct Owner<'a> {
+    client: u64,
+    pid: u32,
+    name: &'a str,
+}
+
+impl<'a, R: Serialize> OwnedRow<'a, R> {
+    fn new(row: R, client: impl Into<Option<&'a Client>>) -> OwnedRow<'a, R> {
+        let owner = client.into().map(|client| Owner {
+            client: client.id.0,
+            pid: client.peer.pid,
+            name: &client.name,
+        });
+        OwnedRow { row, owner }
+    }
 }
 
 /// State in the terms of verbs (ibv_query_qp(3)).
@@ -267,24 +287,48 @@ fn device_name(context: &Context, device: usize) -> &str {
     view.map_or("", |device| device.name.as_str())
 }
 
-fn queue_pair_json(context: &Context, number: Qpn, qp: &ClientQp) -> Value {
-    json!({
-        "device": device_name(context, qp.device),
-        "device_index": qp.device,
-        "lqpn": number.0,
-        "rqpn": qp.pair.as_ref().map_or(0, |pair| pair.peer_qpn.0),
-        "pdn": qp.attr.pd,
-        "type": "RC",
-        "state": verbs_state(qp),
-        "worker": qp.worker,
-        "send_cqn": qp.send_cq.0,
-        "recv_cqn": qp.recv_cq.0,
-        "srqn": qp.srq.map(|srq| srq.0),
-        "ird": qp.ird,
-        "ord": qp.ord,
-        "src_addr": address_text(qp.local),
-        "dst_addr": address_text(qp.peer),
-    })
+/// Row of a queue pair. There are more of them than of other objects, so it is written without a
+/// [`Value`] between.
+#[derive(Serialize)]
+struct QueuePairRow<'a> {
+    device: &'a str,
+    device_index: usize,
+    lqpn: u32,
+    rqpn: u32,
+    pdn: u32,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    state: &'static str,
+    worker: usize,
+    send_cqn: u32,
+    recv_cqn: u32,
+    srqn: Option<u32>,
+    ird: u16,
+    ord: u16,
+    src_addr: Option<String>,
+    dst_addr: Option<String>,
+}
+
+impl<'a> QueuePairRow<'a> {
+    fn new(context: &'a Context, number: Qpn, qp: &ClientQp) -> QueuePairRow<'a> {
+        QueuePairRow {
+            device: device_name(context, qp.device),
+            device_index: qp.device,
+            lqpn: number.0,
+            rqpn: qp.pair.as_ref().map_or(0, |pair| pair.peer_qpn.0),
+            pdn: qp.attr.pd,
+            kind: "RC",
+            state: verbs_state(qp),
+            worker: qp.worker,
+            send_cqn: qp.send_cq.0,
+            recv_cqn: qp.recv_cq.0,
+            srqn: qp.srq.map(|srq| srq.0),
+            ird: qp.ird,
+            ord: qp.ord,
+            src_addr: address_text(qp.local),
+            dst_addr: address_text(qp.peer),
+        }
+    }
 }
 
 fn region_json(keys: &KeyTable, key: Stag, pd: PdId) -> Value {
@@ -344,9 +388,8 @@ fn add_cm_ids(page: &mut Page, context: &Context, listeners: &Listeners, viewer:
             page.reply.next = position;
             continue;
         };
-        let mut row = listener_json(context, number, listener);
-        add_owner(&mut row, client);
-        if !page.add(position, &row) {
+        let row = listener_json(context, number, listener);
+        if !page.add(position, &OwnedRow::new(row, client)) {
             return false;
         }
     }
@@ -443,7 +486,9 @@ pub(super) fn on_connections(
             major: worker as u64,
             minor: u64::from(connection.slot) + 1,
         };
-        if !page.add(position, &connection_json(context, worker, connection)) {
+        let row = connection_json(context, worker, connection);
+        let owner = context.resources.clients.get(&connection.client);
+        if !page.add(position, &OwnedRow::new(row, owner)) {
             next = Some(connection.slot);
             break;
         }
@@ -511,9 +556,6 @@ fn connection_json(context: &Context, worker: usize, connection: &ConnectionSnap
             "timeouts": tcp.timeouts,
             "peer_fin": tcp.peer_fin,
         });
-    }
-    if let Some(client) = context.resources.clients.get(&connection.client) {
-        add_owner(&mut row, client);
     }
     row
 }
