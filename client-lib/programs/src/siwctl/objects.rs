@@ -7,6 +7,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::Value;
 use siw::ObjectList;
+use std::collections::HashMap;
 use std::fmt::Write;
 
 #[derive(Debug, Args)]
@@ -134,8 +135,29 @@ pub fn read_rows(
 pub fn read_list(daemon: &siw::Context, list: ObjectList) -> anyhow::Result<Vec<Value>> {
     let text = daemon.list_objects(list)?;
     let rows = text.lines().map(serde_json::from_str);
-    rows.collect::<Result<_, _>>()
-        .context("invalid answer of siwd")
+    let mut rows: Vec<Value> = rows
+        .collect::<Result<_, _>>()
+        .context("invalid answer of siwd")?;
+    name_processes(&mut rows);
+    Ok(rows)
+}
+
+/// Names the clients' processes as rdma(8) does; those of other pid namespaces keep the name that their
+/// library gave. Many objects belong to few processes.
+fn name_processes(rows: &mut [Value]) {
+    let mut known = HashMap::new();
+    for row in rows {
+        let Some(pid) = row["pid"].as_u64().filter(|pid| *pid != 0) else {
+            continue;
+        };
+        let name = known.entry(pid).or_insert_with(|| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.ok().map(|name| name.trim_end().to_owned())
+        });
+        if let Some(name) = name {
+            row["name"] = name.as_str().into();
+        }
+    }
 }
 
 /// One JSON array, in one line.
@@ -316,13 +338,9 @@ fn json_object(layout: &Layout, row: &Value, details: bool) -> String {
     object
 }
 
-/// Name of a client's process, as rdma(8) shows it; for a process of another pid namespace the name that
-/// its library gave.
+/// Name of the process of a row.
 pub fn command_name(row: &Value) -> String {
-    let pid = row["pid"].as_u64().filter(|pid| *pid != 0);
-    let comm = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
-    let name = comm.as_deref().or(row["name"].as_str()).unwrap_or("");
-    printable(name.trim_end())
+    printable(row["name"].as_str().unwrap_or("").trim_end())
 }
 
 /// The text without control characters: names come from clients.
