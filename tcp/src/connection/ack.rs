@@ -1,141 +1,41 @@
-//! ACK processing: header prediction for the fast path, the scoreboard and the congestion window
-//! for the rest.
+//! ACK processing: the scoreboard, loss recovery and the congestion window.
 
-use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::state::TcpState;
 use crate::base::time::{since_timestamp, to_ticks};
 use crate::congestion::reduction::{EntryScoreboard, RecoveryAck};
 use crate::congestion::{DeliveredBytes, RecoveryPhase};
-use crate::connection::Connection;
 use crate::connection::context::TcpContext;
+use crate::connection::path::PathState;
+use crate::connection::sender::Sender;
 use crate::loss::rack;
+use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
-use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment};
+use crate::wire::segment::{ECE, FIN, Segment};
 
-impl<B: RecvBuf, R> Connection<B, R> {
-    /// Header prediction, the fast path: the connection is established and the segment is the next
-    /// in sequence, without anything unusual. Returns the buffer in all other cases.
-    #[inline]
-    pub(crate) fn try_header_prediction(
-        &mut self,
-        cx: &mut TcpContext<'_>,
-        seg: &Segment,
-        buffer: B,
-    ) -> Result<(), B> {
-        let tcb = &mut self.tcb;
-        let len = buffer.remaining();
-        let ack = seg.ack.0.wrapping_sub(tcb.snd_una.0);
-        if tcb.state != TcpState::Established
-            || seg.flags & (FIN | SYN | RST | ACK | ECE | CWR) != ACK
-            || seg.ce != tcb.has(ConnectionFlags::LAST_WAS_MARKED)
-            || seg.seq != tcb.rcv_nxt
-            || tcb.has(
-                ConnectionFlags::RECOVERING | ConnectionFlags::RELEASED | ConnectionFlags::FIN_SEEN,
-            )
-            || seg.has_ts != tcb.has(ConnectionFlags::TIMESTAMPS)
-            || (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0 && seg.has_ts
-            || seg.sacks != 0
-            || ack > tcb.flight()
-            || len as u32 > tcb.rcv_adv - tcb.rcv_nxt
-            || (len == 0 && ack == 0)
-        {
-            return Err(buffer);
-        }
-        if len > 0
-            && (self.out_of_order.is_some()
-                || cx.shared.shares_buffers(self.counted_buffers)
-                || cx.shared.is_receive_full(self.counted_buffers))
-        {
-            return Err(buffer);
-        }
-        cx.shared.stats.hp_hits += 1;
-        tcb.last_rx = cx.now.0;
-        tcb.probes = 0;
-        if seg.seq.le(tcb.last_ack_sent) {
-            tcb.ts_recent = if seg.has_ts {
-                seg.ts_val
-            } else {
-                tcb.ts_recent
-            };
-        }
-        if len > 0 && self.tcb.is_sender_idle() {
-            self.take_window(cx, seg);
-        } else {
-            self.process_ack(cx, seg, len);
-        }
-        if len > 0 {
-            self.deliver_in_order(cx, buffer, seg.flags & PSH != 0);
-        }
-        Ok(())
+/// Processes the window of an acceptable data segment when no data is in flight. Equivalent to
+/// [`Sender::process_ack`] in that case.
+#[inline]
+pub(crate) fn take_window(tcb: &mut Tcb, cx: &mut TcpContext<'_>, seg: &Segment) {
+    let emss = u32::from(tcb.emss);
+    let room = tcb.room();
+    tcb.update_send_window(seg);
+    if room < emss && tcb.room() >= emss {
+        cx.raise_event(tcb, Events::WRITABLE);
     }
+}
 
-    /// Puts in-order payload into the receive queue and decides when to acknowledge it (RFC 9293
-    /// section 3.8.6.3).
-    #[inline]
-    pub(crate) fn deliver_in_order(&mut self, cx: &mut TcpContext<'_>, buffer: B, push: bool) {
-        let (len, buffers) = (buffer.remaining() as u32, buffer.buffer_count() as u32);
-        self.receive_queue.push(buffer);
-        // A segment coalesced by the port counts as two, so that it is acknowledged at once.
-        let counted = 1 + u32::from(len > u32::from(self.tcb.emss));
-        self.on_delivered(cx, (buffers, counted, len), push);
-    }
-
-    /// Accounts for `bytes` bytes in `buffers` buffers that were put into the receive queue, and
-    /// decides when to acknowledge them. `segs`: the number of segments for the ACK policy.
-    #[inline]
-    pub(crate) fn on_delivered(
-        &mut self,
-        cx: &mut TcpContext<'_>,
-        (buffers, segs, bytes): (u32, u32, u32),
-        push: bool,
-    ) {
-        cx.shared.stats.in_bytes += u64::from(bytes);
-        let tcb = &mut self.tcb;
-        tcb.rcv_nxt += bytes;
-        self.counted_buffers += buffers;
-        cx.shared.held_buffers += buffers as usize;
-        tcb.unacked_segs = (u32::from(tcb.unacked_segs) + segs).min(255) as u8;
-        if push && tcb.unacked_segs == 1 && tcb.has(ConnectionFlags::ANSWERS) {
-            cx.await_answer(tcb);
-        } else if push || tcb.unacked_segs >= 2 {
-            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
-        } else if tcb.ack_at == 0 {
-            tcb.ack_at = cx.now.0 + cx.shared.delayed_ack;
-            cx.schedule_timer(tcb, tcb.ack_at);
-        }
-        cx.raise_event(tcb, Events::READABLE);
-    }
-
-    /// Called when data is sent: if it follows a segment of the peer so soon that an ACK sent in
-    /// between could have been piggybacked, the next ACKs wait for data.
-    #[inline]
-    pub(crate) fn notice_answer(&mut self, cx: &TcpContext<'_>) {
-        let tcb = &mut self.tcb;
-        let since = cx.now.0.saturating_sub(tcb.last_rx);
-        if tcb.last_ack_sent == tcb.rcv_nxt && since < cx.shared.answer_wait {
-            tcb.flags |= ConnectionFlags::ANSWERS;
-        }
-    }
-
-    /// Processes the window of an acceptable data segment when no data is in flight. Equivalent to
-    /// [`process_ack`](Self::process_ack) in that case.
-    #[inline]
-    fn take_window(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
-        let tcb = &mut self.tcb;
-        let emss = u32::from(tcb.emss);
-        let room = tcb.room();
-        tcb.update_send_window(seg);
-        if room < emss && tcb.room() >= emss {
-            cx.raise_event(tcb, Events::WRITABLE);
-        }
-    }
-
+impl<R> Sender<R> {
     /// Processes the ACK, which is at most SND.NXT, and the window of an acceptable segment.
     #[inline]
-    pub(crate) fn process_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, len: usize) {
-        let tcb = &mut self.tcb;
+    pub(crate) fn process_ack(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        len: usize,
+    ) {
         let emss = u32::from(tcb.emss);
         let room = tcb.room();
         let phase = tcb.phase;
@@ -157,12 +57,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let mut rtt = 0;
         let newly = seg.ack.distance_from(tcb.snd_una).max(0) as u32;
         if new {
-            (delivered, rtt) = self.advance_una(cx, seg);
+            (delivered, rtt) = self.advance_una(tcb, path, cx, seg);
         } else if tcb.is_timer(Timer::Persist) {
             // The peer answers window probes, so it is alive (RFC 9293 section 3.8.6.1).
             self.stalled_since = 0;
         }
-        let tcb = &mut self.tcb;
         // A duplicate ACK (RFC 5681 section 2). SYN is clear here.
         let dup = !new
             && len == 0
@@ -171,12 +70,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && seg.ack == tcb.snd_una
             && seg.flags & FIN == 0;
         if tcb.has(ConnectionFlags::RECOVERING) || seg.sacks > 0 || dup {
-            self.process_loss_signals(cx, seg, (newly, dup), delivered);
+            self.process_loss_signals(tcb, path, cx, seg, (newly, dup), delivered);
         }
-        if self.tcb.has(ConnectionFlags::ECN) {
-            self.on_ecn_ack(cx, seg, newly);
+        if tcb.has(ConnectionFlags::ECN) {
+            self.on_ecn_ack(tcb, cx, seg, newly);
         }
-        let tcb = &mut self.tcb;
         // The ACK that ends a recovery leaves the window at ssthresh (RFC 6582 section 3.2,
         // RFC 9937 section 6.4).
         if delivered > 0 && phase != RecoveryPhase::Recovery && tcb.phase != RecoveryPhase::Recovery
@@ -198,7 +96,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
             cx.shared.stats.idle_restarts += u64::from(reduced);
             tcb.forget_pacing();
         }
-        let tcb = &mut self.tcb;
         if room < emss && tcb.room() >= emss {
             cx.raise_event(tcb, Events::WRITABLE);
         }
@@ -207,7 +104,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             cx.schedule_output(tcb, ConnectionFlags::NONE);
         }
         if new && tcb.snd_una == tcb.snd_nxt {
-            self.update_active_count(cx);
+            cx.update_active_count(tcb);
         }
     }
 
@@ -215,15 +112,20 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// trip. Returns the bytes that were not selectively acknowledged before, and the RTT sample in
     /// ns (0: none).
     #[inline]
-    fn advance_una(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) -> (u32, u64) {
-        let tcb = &mut self.tcb;
+    fn advance_una(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+    ) -> (u32, u64) {
         if let Some(recovery) = &mut self.recovery {
             let echo = (seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS)).then_some(seg.ts_ecr);
             recovery.before_ack(
                 tcb,
                 &self.send_queue,
                 seg.ack,
-                (echo, self.timestamp_offset),
+                (echo, path.timestamp_offset),
                 cx.now.0,
             );
         }
@@ -240,7 +142,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tcb.backoff = 0;
         } else if seg.has_ts
             && tcb.has(ConnectionFlags::TIMESTAMPS)
-            && let Some(since) = since_timestamp(seg.ts_ecr, self.timestamp_offset, cx.now)
+            && let Some(since) = since_timestamp(seg.ts_ecr, path.timestamp_offset, cx.now)
         {
             // The echo identifies the transmission that was answered (RFC 7323 section 4.1).
             tcb.rtt.add_coarse_sample(since, &cx.shared.rto_limits);
@@ -264,9 +166,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// blocks are as valid as those of any ACK (RFC 2018 section 5). Its window and acknowledgement
     /// number are outdated.
     #[cold]
-    pub(crate) fn process_overtaken_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
-        if self.tcb.has(ConnectionFlags::SACK) {
-            self.process_loss_signals(cx, seg, (0, false), 0);
+    pub(crate) fn process_overtaken_ack(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+    ) {
+        if tcb.has(ConnectionFlags::SACK) {
+            self.process_loss_signals(tcb, path, cx, seg, (0, false), 0);
         }
     }
 
@@ -276,17 +184,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
     #[cold]
     fn process_loss_signals(
         &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
         cx: &mut TcpContext<'_>,
         seg: &Segment,
         (newly, dup): (u32, bool),
         mut delivered: u32,
     ) {
         let new = newly > 0;
-        self.start_recovery();
+        self.start_recovery(tcb);
         cx.shared.stats.dup_acks_in += u64::from(dup);
-        self.undo_needless_reduction(cx, seg, new);
-        let path = (self.id(cx.index), self.template.key().remote().ip());
-        let tcb = &mut self.tcb;
+        self.undo_needless_reduction(tcb, path, cx, seg, new);
+        let flow = (cx.id, path.remote());
         let Some(recovery) = &mut self.recovery else {
             return;
         };
@@ -300,10 +209,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .congestion
                 .on_probe_loss(&mut tcb.window, (&flight, &before), cx.now.0)
             {
-                self.announce_reduction(cx);
+                cx.announce_reduction(tcb);
             }
         }
-        let tcb = &mut self.tcb;
         let Some(recovery) = &mut self.recovery else {
             return;
         };
@@ -339,20 +247,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let finds_loss = fresh > 0;
         let mut fresh =
             cx.shared
-                .without_probe(path, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
+                .without_probe(flow, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
         if tcb.phase != RecoveryPhase::Open {
             fresh = recovery.lost;
         }
         if new {
-            self.end_recovery_if_over(cx);
+            self.end_recovery_if_over(tcb, cx);
         }
         let ack = RecoveryAck {
             delivered,
             advanced: new,
             finds_loss,
         };
-        self.adjust_window_in_recovery(cx, fresh, ack, (dup, partial));
-        let tcb = &mut self.tcb;
+        self.adjust_window_in_recovery(tcb, cx, fresh, ack, (dup, partial));
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         if heard && !matches!(tcb.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
             // RFC 6675 section 6 permits this restart. The loss of a retransmission shows only in
@@ -360,14 +267,20 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // earlier segments still arrive.
             tcb.restart_retransmission_timer(cx);
         }
-        self.select_recovery_timer(cx, due, new);
+        select_recovery_timer(tcb, cx, due, new);
     }
 
     /// Undoes a window reduction that turns out to be spurious: the peer reports that all
     /// retransmissions were duplicates (D-SACK, RFC 3708), or the first ACK after a timeout echoes
     /// a timestamp from before the retransmission (Eifel, RFC 3522).
-    fn undo_needless_reduction(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, new: bool) {
-        let tcb = &mut self.tcb;
+    fn undo_needless_reduction(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        new: bool,
+    ) {
         let Some(recovery) = &mut self.recovery else {
             return;
         };
@@ -394,7 +307,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && tcb.has(ConnectionFlags::TIMESTAMPS)
             && recovery
                 .reduction
-                .is_answered_by_original(seg.ts_ecr, self.timestamp_offset)
+                .is_answered_by_original(seg.ts_ecr, path.timestamp_offset)
         {
             needless = true;
             tcb.phase = RecoveryPhase::Open;
@@ -410,8 +323,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Ends the recovery, or the slow start after a timeout, once all data that was in flight when
     /// it began is acknowledged.
-    fn end_recovery_if_over(&mut self, cx: &mut TcpContext<'_>) {
-        let tcb = &mut self.tcb;
+    fn end_recovery_if_over(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
         let Some(recovery) = &mut self.recovery else {
             return;
         };
@@ -439,12 +351,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// it is a partial ACK (RFC 6582).
     fn adjust_window_in_recovery(
         &mut self,
+        tcb: &mut Tcb,
         cx: &mut TcpContext<'_>,
         lost: u32,
         mut ack: RecoveryAck,
         (dup, partial): (bool, bool),
     ) {
-        let tcb = &mut self.tcb;
         let Some(recovery) = &mut self.recovery else {
             return;
         };
@@ -465,10 +377,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .congestion
                 .on_recovery(&mut tcb.window, &mut recovery.reduction, &flight, entry)
             {
-                self.announce_reduction(cx);
+                cx.announce_reduction(tcb);
             }
         }
-        let tcb = &mut self.tcb;
         let Some(recovery) = &mut self.recovery else {
             return;
         };
@@ -488,42 +399,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
         recovery.finish_if_settled(tcb);
     }
 
-    /// Selects the timer to run (RFC 8985 section 8 recommends a single one): the reordering timer
-    /// while RACK waits until `due` (0: it does not wait), else the retransmission timer, which may
-    /// be a tail loss probe unless a recovery is in progress. `new`: new data was acknowledged.
-    fn select_recovery_timer(&mut self, cx: &mut TcpContext<'_>, due: u64, new: bool) {
-        let tcb = &mut self.tcb;
-        if tcb.snd_una == tcb.snd_nxt {
-            return;
-        }
-        if due != 0 {
-            let sooner = match tcb.timer() {
-                None | Some(Timer::Reordering | Timer::TailLossProbe) => true,
-                Some(_) => tcb.timer_at().is_some_and(|at| at > due),
-            };
-            if sooner {
-                tcb.set_timer(Timer::Reordering, due);
-                cx.schedule_timer(tcb, due);
-            }
-            return;
-        }
-        let recovering = tcb.has(ConnectionFlags::RECOVERING);
-        let usual = match tcb.timer() {
-            Some(Timer::Reordering) => true,
-            Some(Timer::TailLossProbe) => recovering,
-            _ => new && !recovering,
-        };
-        if usual {
-            tcb.restart_retransmission_timer(cx);
-        }
-    }
-
     /// Handles the reordering timer (RFC 8985 section 6.2 step 5): the segments that RACK waited
     /// for are lost.
-    pub(crate) fn reordering_timeout(&mut self, cx: &mut TcpContext<'_>) {
-        self.split_multi_segments();
-        let path = (self.id(cx.index), self.template.key().remote().ip());
-        let tcb = &mut self.tcb;
+    pub(crate) fn reordering_timeout(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+    ) {
+        self.split_multi_segments(tcb);
+        let flow = (cx.id, path.remote());
         let Some(recovery) = &mut self.recovery else {
             return;
         };
@@ -534,16 +419,44 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let finds_loss = fresh > 0;
         let fresh =
             cx.shared
-                .without_probe(path, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
+                .without_probe(flow, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
         let ack = RecoveryAck {
             delivered: 0,
             advanced: false,
             finds_loss,
         };
-        self.adjust_window_in_recovery(cx, fresh, ack, (false, false));
-        let tcb = &mut self.tcb;
+        self.adjust_window_in_recovery(tcb, cx, fresh, ack, (false, false));
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         tcb.restart_retransmission_timer(cx);
-        self.select_recovery_timer(cx, due, false);
+        select_recovery_timer(tcb, cx, due, false);
+    }
+}
+
+/// Selects the timer to run (RFC 8985 section 8 recommends a single one): the reordering timer
+/// while RACK waits until `due` (0: it does not wait), else the retransmission timer, which may
+/// be a tail loss probe unless a recovery is in progress. `new`: new data was acknowledged.
+fn select_recovery_timer(tcb: &mut Tcb, cx: &mut TcpContext<'_>, due: u64, new: bool) {
+    if tcb.snd_una == tcb.snd_nxt {
+        return;
+    }
+    if due != 0 {
+        let sooner = match tcb.timer() {
+            None | Some(Timer::Reordering | Timer::TailLossProbe) => true,
+            Some(_) => tcb.timer_at().is_some_and(|at| at > due),
+        };
+        if sooner {
+            tcb.set_timer(Timer::Reordering, due);
+            cx.schedule_timer(tcb, due);
+        }
+        return;
+    }
+    let recovering = tcb.has(ConnectionFlags::RECOVERING);
+    let usual = match tcb.timer() {
+        Some(Timer::Reordering) => true,
+        Some(Timer::TailLossProbe) => recovering,
+        _ => new && !recovering,
+    };
+    if usual {
+        tcb.restart_retransmission_timer(cx);
     }
 }

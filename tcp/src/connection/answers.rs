@@ -2,46 +2,47 @@
 //! its own, so that segments to one connection do not use up the answers of another. The limit over
 //! all connections that RFC 5961 section 7 recommends applies to challenge ACKs only.
 
-use crate::base::buffer::RecvBuf;
-use crate::connection::Connection;
 use crate::connection::context::TcpContext;
-use crate::connection::input::SegmentVerdict;
+use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::Segment;
 
-impl<B: RecvBuf, R> Connection<B, R> {
+impl TcpContext<'_> {
     /// Answers a segment that may be forged with a challenge ACK (RFC 5961), within the rate
     /// limits.
-    pub(crate) fn send_challenge_ack(&mut self, cx: &mut TcpContext<'_>) {
-        let own = &mut cx.shared.side_table.fields_of(cx.index).other_answers;
-        if own.try_take(cx.now) && cx.shared.challenges.try_take(cx.now) {
-            cx.shared.stats.challenge_acks += 1;
-            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
+    pub(crate) fn send_challenge_ack(&mut self, tcb: &mut Tcb) {
+        let own = &mut self
+            .shared
+            .side_table
+            .fields_of(self.id.index)
+            .other_answers;
+        if own.try_take(self.now) && self.shared.challenges.try_take(self.now) {
+            self.shared.stats.challenge_acks += 1;
+            self.schedule_output(tcb, ConnectionFlags::NEED_ACK);
         } else {
-            cx.shared.stats.challenges_skipped += 1;
+            self.shared.stats.challenges_skipped += 1;
         }
     }
 
     /// Answers a SYN on a synchronised connection with a challenge ACK, regardless of its sequence
     /// number (RFC 5961 section 4).
-    pub(crate) fn on_unexpected_syn(&mut self, cx: &mut TcpContext<'_>) -> SegmentVerdict {
-        cx.shared.stats.syn_challenges += 1;
-        self.send_challenge_ack(cx);
-        SegmentVerdict::Done
+    pub(crate) fn on_unexpected_syn(&mut self, tcb: &mut Tcb) {
+        self.shared.stats.syn_challenges += 1;
+        self.send_challenge_ack(tcb);
     }
 
     /// Returns whether the connection may answer a segment that is outside the window or rejected
     /// by PAWS. Keepalive and zero-window probes have a limit of their own: a sender that does not
     /// know RCV.NXT must not use up the answers that show the peer that we are alive.
-    pub(crate) fn may_answer(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) -> bool {
-        let fields = cx.shared.side_table.fields_of(cx.index);
-        let place = seg.seq.distance_from(self.tcb.rcv_nxt);
+    pub(crate) fn may_answer(&mut self, tcb: &Tcb, seg: &Segment) -> bool {
+        let fields = self.shared.side_table.fields_of(self.id.index);
+        let place = seg.seq.distance_from(tcb.rcv_nxt);
         let may = if place == -1 || place == 0 {
-            fields.probe_answers.try_take(cx.now)
+            fields.probe_answers.try_take(self.now)
         } else {
-            fields.other_answers.try_take(cx.now)
+            fields.other_answers.try_take(self.now)
         };
-        cx.shared.stats.challenges_skipped += u64::from(!may);
+        self.shared.stats.challenges_skipped += u64::from(!may);
         may
     }
 }

@@ -126,13 +126,14 @@ fn window_bounds(config: &StackConfig) -> (u32, u32) {
     (config.recv_window.min(held), (largest as u32).min(held))
 }
 
-/// The context of a connection's method: the time, the index of the connection's slot, and the
-/// state shared by all connections of the stack.
+/// The context of a method of a connection or one of its parts: the time, the connection's id, and
+/// the state shared by all connections of the stack.
 pub(crate) struct TcpContext<'a> {
     /// The time of this batch.
     pub now: Instant,
-    /// The connection's slot, its id in the timer wheel and in the output and event lists.
-    pub index: u32,
+    /// The connection. The timer wheel and the output and event lists know it by the index of its
+    /// slot.
+    pub id: ConnId,
     pub shared: &'a mut SharedState,
 }
 
@@ -141,7 +142,7 @@ impl TcpContext<'_> {
     pub(crate) fn may_send_ect(&mut self) -> bool {
         self.shared
             .side_table
-            .fields_of(self.index)
+            .fields_of(self.id.index)
             .flags
             .has(SideFlags::MAY_SEND_ECT)
     }
@@ -149,14 +150,14 @@ impl TcpContext<'_> {
     /// Reports `events` to the owner through `next_event`.
     #[inline]
     pub(crate) fn raise_event(&mut self, tcb: &mut Tcb, events: Events) {
-        self.shared.raise_event(self.index, tcb, events);
+        self.shared.raise_event(self.id.index, tcb, events);
     }
 
     /// Puts the connection on the output list, which `poll` processes. `what`: `NEED_` flags of the
     /// output other than data.
     #[inline]
     pub(crate) fn schedule_output(&mut self, tcb: &mut Tcb, what: ConnectionFlags) {
-        self.shared.schedule_output(self.index, tcb, what);
+        self.shared.schedule_output(self.id.index, tcb, what);
     }
 
     /// Delays the ACK of a message until the owner replies. Not by the timer wheel: most waits end
@@ -164,8 +165,41 @@ impl TcpContext<'_> {
     #[inline]
     pub(crate) fn await_answer(&mut self, tcb: &mut Tcb) {
         tcb.ack_at = self.now.0 + self.shared.answer_wait;
-        let awaited = (self.index, tcb.ack_at);
+        let awaited = (self.id.index, tcb.ack_at);
         self.shared.awaited_answers.push_back(awaited);
+    }
+
+    /// Called when data is sent: if it follows a segment of the peer so soon that an ACK sent in
+    /// between could have been piggybacked, the next ACKs wait for data.
+    #[inline]
+    pub(crate) fn notice_answer(&self, tcb: &mut Tcb) {
+        let since = self.now.0.saturating_sub(tcb.last_rx);
+        if tcb.last_ack_sent == tcb.rcv_nxt && since < self.shared.answer_wait {
+            tcb.flags |= ConnectionFlags::ANSWERS;
+        }
+    }
+
+    /// Updates the count of connections with unacknowledged or unsent data.
+    #[inline]
+    pub(crate) fn update_active_count(&mut self, tcb: &mut Tcb) {
+        let busy = tcb.is_busy();
+        if busy != tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
+            tcb.flags ^= ConnectionFlags::COUNTED_ACTIVE;
+            if busy {
+                self.shared.active += 1;
+            } else {
+                self.shared.active -= 1;
+            }
+        }
+    }
+
+    /// Announces a reduction of the congestion window, for whatever reason: the next new segment
+    /// carries CWR (RFC 3168 section 6.1.2).
+    #[inline]
+    pub(crate) fn announce_reduction(&mut self, tcb: &mut Tcb) {
+        if tcb.has(ConnectionFlags::ECN) && self.may_send_ect() {
+            tcb.flags |= ConnectionFlags::SEND_CWR;
+        }
     }
 
     /// Ensures that the timer wheel calls the connection by `at`, in ns.
@@ -175,7 +209,7 @@ impl TcpContext<'_> {
             tcb.wheel_at = at;
             self.shared
                 .timer_wheel
-                .schedule_entry(self.index, Instant(at));
+                .schedule_entry(self.id.index, Instant(at));
         }
     }
 }
@@ -229,12 +263,12 @@ impl SharedState {
         }
     }
 
-    /// Returns the context of the connection in slot `index`.
+    /// Returns the context of a connection.
     #[inline]
-    pub(crate) fn context_of(&mut self, index: u32) -> TcpContext<'_> {
+    pub(crate) fn context_of(&mut self, id: ConnId) -> TcpContext<'_> {
         TcpContext {
             now: self.now,
-            index,
+            id,
             shared: self,
         }
     }

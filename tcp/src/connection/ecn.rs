@@ -3,8 +3,11 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::congestion::RecoveryPhase;
-use crate::connection::Connection;
 use crate::connection::context::{EarlyAck, TcpContext};
+use crate::connection::path::PathState;
+use crate::connection::receiver::Receiver;
+use crate::connection::sender::Sender;
+use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, Segment};
 
@@ -12,73 +15,78 @@ use crate::wire::segment::{ACK, CWR, ECE, Segment};
 /// the segments, with the later mark.
 const EARLY_ACKS_MAX: usize = 4096;
 
-impl<B: RecvBuf, R> Connection<B, R> {
-    /// Processes an acceptable data segment on a connection with ECN.
+impl<B: RecvBuf> Receiver<B> {
+    /// Processes the mark of an acceptable data segment on a connection with ECN.
     #[cold]
-    pub(crate) fn on_data_with_ecn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
+    pub(crate) fn on_data_with_ecn(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        is_dctcp: bool,
+    ) {
         cx.shared.stats.ce_received += u64::from(seg.ce);
-        if !self.congestion.is_dctcp() {
+        if !is_dctcp {
             // ECE is set until CWR shows that the sender reduced its window (section 6.1.3).
             if seg.flags & CWR != 0 {
-                self.tcb.flags &= !ConnectionFlags::SEND_ECE;
+                tcb.flags &= !ConnectionFlags::SEND_ECE;
             }
             if seg.ce {
-                self.tcb.flags |= ConnectionFlags::SEND_ECE;
+                tcb.flags |= ConnectionFlags::SEND_ECE;
             }
             return;
         }
-        if seg.ce == self.tcb.has(ConnectionFlags::LAST_WAS_MARKED) {
+        if seg.ce == tcb.has(ConnectionFlags::LAST_WAS_MARKED) {
             return;
         }
         // RFC 8257 section 3.2: segments received before the change are acknowledged at once, with
         // the old mark.
-        if self.tcb.unacked_segs > 0 && self.neighbour_generation != 0 {
+        if tcb.unacked_segs > 0 && path.neighbour_generation != 0 {
             if cx.shared.early_acks.len() < EARLY_ACKS_MAX {
-                let (window, edge) = self.receive_window(self.window_limit(cx));
-                let marked = self.tcb.has(ConnectionFlags::SEND_ECE);
+                let (window, edge) = self.receive_window(tcb, cx);
+                let marked = tcb.has(ConnectionFlags::SEND_ECE);
                 cx.shared.early_acks.push_back(EarlyAck {
-                    id: self.id(cx.index),
-                    ack: self.tcb.rcv_nxt,
+                    id: cx.id,
+                    ack: tcb.rcv_nxt,
                     window,
                     flags: if marked { ACK | ECE } else { ACK },
                 });
-                self.on_ack_sent(edge);
+                tcb.on_ack_sent(edge);
             } else {
-                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
+                cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
             }
         }
-        self.tcb.flags ^= ConnectionFlags::LAST_WAS_MARKED;
-        self.tcb.flags &= !ConnectionFlags::SEND_ECE;
+        tcb.flags ^= ConnectionFlags::LAST_WAS_MARKED;
+        tcb.flags &= !ConnectionFlags::SEND_ECE;
         if seg.ce {
-            self.tcb.flags |= ConnectionFlags::SEND_ECE;
+            tcb.flags |= ConnectionFlags::SEND_ECE;
         }
     }
+}
 
+impl<R> Sender<R> {
     /// Processes the ACK of `newly` bytes on a connection with ECN.
     #[inline]
-    pub(crate) fn on_ecn_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, newly: u32) {
-        let flight = self.tcb.flight_state();
+    pub(crate) fn on_ecn_ack(
+        &mut self,
+        tcb: &mut Tcb,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        newly: u32,
+    ) {
+        let flight = tcb.flight_state();
         let marked = seg.flags & ECE != 0;
         if self.congestion.on_ecn_ack(&flight, newly, marked) {
-            self.reduce_for_mark(cx, newly);
-        }
-    }
-
-    /// Announces a reduction of the window, for whatever reason: the next new segment carries CWR
-    /// (RFC 3168 section 6.1.2).
-    #[inline]
-    pub(crate) fn announce_reduction(&mut self, cx: &mut TcpContext<'_>) {
-        if self.tcb.has(ConnectionFlags::ECN) && cx.may_send_ect() {
-            self.tcb.flags |= ConnectionFlags::SEND_CWR;
+            self.reduce_for_mark(tcb, cx, newly);
         }
     }
 
     /// Reduces the congestion window for an echoed mark, at most once per window of data (RFC 3168
     /// section 6.1.2, RFC 8257 section 3.3). The ACK acknowledges `newly` bytes.
     #[cold]
-    fn reduce_for_mark(&mut self, cx: &mut TcpContext<'_>, newly: u32) {
-        self.announce_reduction(cx);
-        let tcb = &mut self.tcb;
+    fn reduce_for_mark(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>, newly: u32) {
+        cx.announce_reduction(tcb);
         // Any other phase has reduced the window already.
         if tcb.phase == RecoveryPhase::Open {
             cx.shared.stats.ecn_reductions += 1;

@@ -1,10 +1,12 @@
-//! Opening handshakes: the options of the peer's SYN, and the transition to ESTABLISHED.
+//! Opening handshakes: our SYN or SYN-ACK, the options of the peer's, and the transition to
+//! ESTABLISHED.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
+use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
-use crate::base::time::since_timestamp;
+use crate::base::time::{since_timestamp, timestamp_at};
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::input::SegmentVerdict;
@@ -12,6 +14,7 @@ use crate::connection::side_table::SideFlags;
 use crate::tcb::WindowScales;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, RST, SYN, Segment};
+use crate::wire::template::SegmentFields;
 
 /// The MSS of a peer that sends no MSS option (RFC 9293 section 3.7.1, MUST-15).
 const MSS_DEFAULT_V4: u16 = 536;
@@ -26,6 +29,37 @@ const ISN_STEP: u32 = 1 << 16;
 /// The flags by which a SYN requests ECN and a SYN-ACK agrees (RFC 3168 section 6.1.1).
 const ASK: u8 = ECE | CWR;
 const ANSWER: u8 = ACK | ECE;
+
+/// Returns the options of a SYN, in an order that is common among stacks, and their length.
+pub(crate) fn syn_options(
+    mss: u16,
+    sack: bool,
+    ts: Option<(u32, u32)>,
+    scale: Option<u8>,
+) -> ([u8; 20], usize) {
+    let mut bytes = [1u8; 20];
+    bytes[..2].copy_from_slice(&[2, 4]);
+    bytes[2..4].copy_from_slice(&mss.to_be_bytes());
+    let mut n = 4;
+    if let Some((value, echo)) = ts {
+        // SACK-permitted, or two NOPs, align the timestamps.
+        if sack {
+            bytes[n..n + 2].copy_from_slice(&[4, 2]);
+        }
+        bytes[n + 2..n + 4].copy_from_slice(&[8, 10]);
+        bytes[n + 4..n + 8].copy_from_slice(&value.to_be_bytes());
+        bytes[n + 8..n + 12].copy_from_slice(&echo.to_be_bytes());
+        n += 12;
+    } else if sack {
+        bytes[n + 2..n + 4].copy_from_slice(&[4, 2]);
+        n += 4;
+    }
+    if let Some(shift) = scale {
+        bytes[n..n + 4].copy_from_slice(&[1, 3, 3, shift]);
+        n += 4;
+    }
+    (bytes, n)
+}
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Applies the sequence number, options and window of the peer's SYN.
@@ -42,7 +76,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.rcv_nxt = seg.seq + 1;
         tcb.last_ack_sent = tcb.rcv_nxt;
         tcb.rcv_adv = tcb.rcv_nxt + (*recv_window).min(0xffff);
-        let ipv6 = self.template.is_v6();
+        let ipv6 = self.path.template.is_v6();
         let (overhead, default) = if ipv6 {
             (60, MSS_DEFAULT_V6)
         } else {
@@ -61,7 +95,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if is_ecn_setup && config.wants_ecn() {
             tcb.flags |= ConnectionFlags::ECN;
             let may_send_ect = seg.flags & ACK == 0 || tcb.backoff == 0;
-            let fields = side_table.fields_of(cx.index);
+            let fields = side_table.fields_of(cx.id.index);
             fields.flags.set(SideFlags::MAY_SEND_ECT, may_send_ect);
         }
         if config.timestamps && seg.has_ts {
@@ -77,7 +111,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             None => WindowScales::default(),
         };
         tcb.emss = emss;
-        self.emss_agreed = emss;
+        self.sender.emss_agreed = emss;
         tcb.snd_wnd = u32::from(seg.window); // a SYN's window is never scaled
         tcb.max_snd_wnd = tcb.snd_wnd;
         tcb.snd_wl1 = seg.seq;
@@ -85,9 +119,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.window
             .set_initial(config.initial_window, u32::from(emss));
     }
-}
 
-impl<B: RecvBuf, R> Connection<B, R> {
+    /// Processes a segment in SYN-SENT (RFC 9293 section 3.10.7.3).
     pub(crate) fn on_segment_in_syn_sent(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -144,7 +177,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// is then not measured (Karn).
     pub(crate) fn on_repeated_syn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         // A peer that also sent a SYN without ECN gets no ECN-capable data (RFC 3168 section 6.1.1).
-        let fields = cx.shared.side_table.fields_of(cx.index);
+        let fields = cx.shared.side_table.fields_of(cx.id.index);
         if seg.flags & (ECE | CWR) != ASK {
             fields.flags.set(SideFlags::MAY_SEND_ECT, false);
         }
@@ -161,7 +194,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         }
         tcb.backoff += 1;
-        self.retransmits += 1;
+        self.sender.retransmits += 1;
         cx.schedule_output(tcb, ConnectionFlags::NEED_SYN);
         tcb.restart_retransmission_timer(cx);
     }
@@ -180,9 +213,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.tcb.flags |= ConnectionFlags::RELEASED;
             return Some(SegmentVerdict::Reset);
         }
-        self.apply_path_mtu(cx);
+        self.path.apply_path_mtu(&mut self.tcb, cx);
         let tcb = &mut self.tcb;
-        if self.retransmits > 0 {
+        if self.sender.retransmits > 0 {
             // Our SYN or SYN-ACK was lost: one segment at first (RFC 5681 section 3.1).
             tcb.window.set_initial(1, u32::from(tcb.emss));
             tcb.rtt.on_syn_lost();
@@ -191,14 +224,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // spurious gives a sample that is as long.
             if tcb.has(ConnectionFlags::TIMESTAMPS)
                 && seg.has_ts
-                && let Some(since) = since_timestamp(seg.ts_ecr, self.timestamp_offset, cx.now)
+                && let Some(since) = since_timestamp(seg.ts_ecr, self.path.timestamp_offset, cx.now)
             {
                 tcb.rtt.add_coarse_sample(since, &cx.shared.rto_limits);
             }
         }
         tcb.snd_una = seg.ack;
         let flight = tcb.flight_state();
-        self.congestion
+        self.sender
+            .congestion
             .on_established(&mut tcb.window, &flight, cx.now.0);
         tcb.flags &= !ConnectionFlags::NEED_SYN;
         tcb.state = TcpState::Established;
@@ -226,7 +260,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tcb.state = TcpState::FinWait1;
             cx.shared.stats.curr_estab -= 1;
         }
-        self.update_active_count(cx);
+        cx.update_active_count(&mut self.tcb);
         if let Some(keepalive) = cx.shared.config.keepalive {
             let at = cx.now.0 + crate::base::time::to_nanos(keepalive.idle);
             cx.schedule_timer(&mut self.tcb, at);
@@ -239,19 +273,84 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// The initial sequence number is above `previous`, SND.NXT of an earlier connection with the
     /// same addresses (RFC 9293 section 3.6.1).
     pub(crate) fn start_handshake(&mut self, cx: &mut TcpContext<'_>, previous: Option<SeqNr>) {
-        let key = self.template.key();
+        let key = self.path.template.key();
         let first = cx.shared.initial_sequence(&key, cx.now);
         let first = match previous {
             Some(previous) if !first.gt(previous) => previous + ISN_STEP,
             _ => first,
         };
-        self.timestamp_offset = cx.shared.timestamp_offset(&key);
+        self.path.timestamp_offset = cx.shared.timestamp_offset(&key);
         self.tcb.snd_una = first;
         self.tcb.snd_nxt = first + 1;
         self.tcb.snd_wl2 = first;
-        self.congestion.set_first_byte(self.tcb.snd_nxt);
+        self.sender.congestion.set_first_byte(self.tcb.snd_nxt);
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
         self.tcb.restart_retransmission_timer(cx);
-        self.update_active_count(cx);
+        cx.update_active_count(&mut self.tcb);
+    }
+
+    /// Sends our SYN or SYN-ACK.
+    pub(crate) fn emit_syn(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let answer = self.tcb.state == TcpState::SynReceived;
+        // A SYN-ACK agrees only to options that the SYN offered; a SYN offers those that the
+        // configuration enables.
+        let (ts, sack, scale) = if answer {
+            (
+                self.tcb.has(ConnectionFlags::TIMESTAMPS),
+                self.tcb.has(ConnectionFlags::SACK),
+                self.tcb.scales.is_scaled(),
+            )
+        } else {
+            (cx.shared.config.timestamps, cx.shared.config.sack, true)
+        };
+        let scale = scale.then_some(if answer {
+            self.tcb.scales.receive()
+        } else {
+            cx.shared.recv_wscale
+        });
+        let ts = ts.then(|| {
+            let echo = if answer { self.tcb.ts_recent } else { 0 };
+            (timestamp_at(cx.now, self.path.timestamp_offset), echo)
+        });
+        let mss = cx.shared.config.mtu - if self.path.template.is_v6() { 60 } else { 40 };
+        let (options, n) = syn_options(mss, sack, ts, scale);
+        let window = cx.shared.recv_window.min(0xffff) as u16;
+        let flags = match answer {
+            true if self.tcb.has(ConnectionFlags::ECN) => SYN | ACK | ECE,
+            true => SYN | ACK,
+            false if cx.shared.config.wants_ecn() && self.tcb.backoff == 0 => SYN | ECE | CWR,
+            false => SYN,
+        };
+        let fields = SegmentFields {
+            // Until our SYN is acknowledged, SND.UNA is its sequence number.
+            seq: self.tcb.snd_una,
+            ack: if answer { self.tcb.rcv_nxt } else { SeqNr(0) },
+            flags,
+            window,
+            ts: None,
+            options: &options[..n],
+            payload: 0,
+            ect: false,
+            tso: false,
+        };
+        let (n, mut meta) = self.path.template.meta(&fields);
+        self.path.complete_meta(&self.tcb, cx, &mut meta);
+        meta.retransmission = self.tcb.backoff > 0;
+        if !sink.send_frame(n, &meta, |out| self.path.template.build(out, &fields), []) {
+            return Err(SinkFull);
+        }
+        // Start of the RTT measurement of the handshake.
+        self.tcb.last_rx = cx.now.0;
+        if answer {
+            self.tcb.on_ack_sent(self.tcb.rcv_nxt + u32::from(window));
+        }
+        cx.shared.stats.syn_retrans += u64::from(self.tcb.backoff > 0);
+        cx.shared.stats.frames_out += 1;
+        cx.shared.stats.out_segs += 1;
+        Ok(())
     }
 }

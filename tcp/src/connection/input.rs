@@ -1,13 +1,14 @@
-//! Processing of a received segment by its connection (RFC 9293 section 3.10.7).
+//! Processing of a received segment by its connection (RFC 9293 section 3.10.7): header prediction
+//! for the fast path, all checks for the rest.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::connection::Connection;
+use crate::connection::ack::take_window;
 use crate::connection::context::TcpContext;
-use crate::queues::out_of_order_queue::OutOfOrderQueue;
 use crate::tcb::flags::ConnectionFlags;
-use crate::wire::segment::{ACK, FIN, PSH, RST, SYN, Segment};
+use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment};
 
 /// The action required of the stack after the connection has processed a segment.
 pub(crate) enum SegmentVerdict {
@@ -24,6 +25,64 @@ pub(crate) enum SegmentVerdict {
 const PAWS_VALID_NS: u64 = 24 * 86_400 * 1_000_000_000;
 
 impl<B: RecvBuf, R> Connection<B, R> {
+    /// Header prediction, the fast path: the connection is established and the segment is the next
+    /// in sequence, without anything unusual. Returns the buffer in all other cases.
+    #[inline]
+    pub(crate) fn try_header_prediction(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        buffer: B,
+    ) -> Result<(), B> {
+        let tcb = &mut self.tcb;
+        let len = buffer.remaining();
+        let ack = seg.ack.0.wrapping_sub(tcb.snd_una.0);
+        if tcb.state != TcpState::Established
+            || seg.flags & (FIN | SYN | RST | ACK | ECE | CWR) != ACK
+            || seg.ce != tcb.has(ConnectionFlags::LAST_WAS_MARKED)
+            || seg.seq != tcb.rcv_nxt
+            || tcb.has(
+                ConnectionFlags::RECOVERING | ConnectionFlags::RELEASED | ConnectionFlags::FIN_SEEN,
+            )
+            || seg.has_ts != tcb.has(ConnectionFlags::TIMESTAMPS)
+            || (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0 && seg.has_ts
+            || seg.sacks != 0
+            || ack > tcb.flight()
+            || len as u32 > tcb.rcv_adv - tcb.rcv_nxt
+            || (len == 0 && ack == 0)
+        {
+            return Err(buffer);
+        }
+        if len > 0
+            && (self.receiver.out_of_order.is_some()
+                || cx.shared.shares_buffers(self.receiver.counted_buffers)
+                || cx.shared.is_receive_full(self.receiver.counted_buffers))
+        {
+            return Err(buffer);
+        }
+        cx.shared.stats.hp_hits += 1;
+        tcb.last_rx = cx.now.0;
+        tcb.probes = 0;
+        if seg.seq.le(tcb.last_ack_sent) {
+            tcb.ts_recent = if seg.has_ts {
+                seg.ts_val
+            } else {
+                tcb.ts_recent
+            };
+        }
+        if len > 0 && self.tcb.is_sender_idle() {
+            take_window(&mut self.tcb, cx, seg);
+        } else {
+            self.sender
+                .process_ack(&mut self.tcb, &self.path, cx, seg, len);
+        }
+        if len > 0 {
+            self.receiver
+                .deliver_in_order(&mut self.tcb, cx, buffer, seg.flags & PSH != 0);
+        }
+        Ok(())
+    }
+
     /// Processes every segment that `try_header_prediction` does not accept, in the order of RFC
     /// 9293 section 3.10.7.4.
     pub(crate) fn process_segment(
@@ -74,7 +133,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 self.tcb.flags |= ConnectionFlags::RELEASED;
                 return SegmentVerdict::Done;
             }
-            return self.on_unexpected_syn(cx);
+            cx.on_unexpected_syn(&mut self.tcb);
+            return SegmentVerdict::Done;
         }
         if seg.flags & ACK == 0 {
             return SegmentVerdict::Done;
@@ -98,7 +158,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         // RFC 5961 section 5.2: an ACK of data that was never sent, or is far too old, is rejected.
         if seg.ack.gt(tcb.snd_nxt) || seg.ack.lt(tcb.snd_una - tcb.max_snd_wnd) {
             cx.shared.stats.bad_acks += 1;
-            self.send_challenge_ack(cx);
+            cx.send_challenge_ack(&mut self.tcb);
             return SegmentVerdict::Done;
         }
         // TS.Recent is updated only now that the ACK has been validated: a forged timestamp from
@@ -107,15 +167,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tcb.ts_recent = seg.ts_val;
         }
         if seg.ack.ge(tcb.snd_una) {
-            self.process_ack(cx, &seg, buffer.remaining());
+            self.sender
+                .process_ack(&mut self.tcb, &self.path, cx, &seg, buffer.remaining());
         } else if seg.sacks > 0 {
-            self.process_overtaken_ack(cx, &seg);
+            self.sender
+                .process_overtaken_ack(&mut self.tcb, &self.path, cx, &seg);
         }
         if let Some(verdict) = self.on_fin_acknowledged(cx) {
             return verdict;
         }
         if len > 0 && self.tcb.has(ConnectionFlags::ECN) {
-            self.on_data_with_ecn(cx, &seg);
+            let is_dctcp = self.sender.congestion.is_dctcp();
+            self.receiver
+                .on_data_with_ecn(&mut self.tcb, &self.path, cx, &seg, is_dctcp);
         }
         if span > 0 {
             self.process_payload(cx, &seg, buffer)
@@ -172,7 +236,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let old = (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0;
         if old && cx.now.0.saturating_sub(tcb.last_rx) < PAWS_VALID_NS {
             cx.shared.stats.paws_drops += 1;
-            if span > 0 || self.may_answer(cx, seg) {
+            if span > 0 || cx.may_answer(&self.tcb, seg) {
                 cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             }
             return false;
@@ -200,7 +264,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // Its data does not fit, but its ACK counts, and it may be a window probe, which must
             // be answered.
             cx.shared.stats.out_of_window += 1;
-            if self.may_answer(cx, seg) {
+            if cx.may_answer(&self.tcb, seg) {
                 cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             }
             true
@@ -225,7 +289,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return SegmentVerdict::Done;
         }
         if seg.flags & SYN != 0 {
-            return self.on_unexpected_syn(cx);
+            cx.on_unexpected_syn(&mut self.tcb);
+            return SegmentVerdict::Done;
         }
         if tcb.state == TcpState::TimeWait && seg.flags & FIN != 0 {
             tcb.start_time_wait_timer(cx);
@@ -235,12 +300,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         // stacks that correct each other in an endless loop, and a peer that has not proved that it
         // receives our segments may be a forged address: answers to those are rate-limited.
         let proven = self.tcb.state != TcpState::SynReceived;
-        if span > 0 && proven || self.may_answer(cx, &seg) {
+        if span > 0 && proven || cx.may_answer(&self.tcb, &seg) {
             cx.shared.stats.dup_bytes_in += u64::from(len);
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             // Reported by D-SACK (RFC 2883 section 4), unless it lies outside all our windows.
             if old {
-                self.note_duplicate(seg.seq, seg.seq + len);
+                self.receiver
+                    .note_duplicate(&self.tcb, seg.seq, seg.seq + len);
             }
         }
         // The ACK of an old segment is processed nevertheless: otherwise two ends whose windows
@@ -253,7 +319,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && seg.ack.le(tcb.snd_nxt)
         {
             seg.sacks = 0;
-            self.process_ack(cx, &seg, 1);
+            self.sender
+                .process_ack(&mut self.tcb, &self.path, cx, &seg, 1);
             if let Some(verdict) = self.on_fin_acknowledged(cx) {
                 return verdict;
             }
@@ -269,7 +336,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return SegmentVerdict::Done; // RFC 1337
         }
         if seg.seq != self.tcb.rcv_nxt {
-            self.send_challenge_ack(cx);
+            cx.send_challenge_ack(&mut self.tcb);
             return SegmentVerdict::Done;
         }
         cx.shared.stats.in_rsts += 1;
@@ -294,7 +361,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             TcpState::FinWait1 => {
                 tcb.state = TcpState::FinWait2;
                 if tcb.has(ConnectionFlags::RELEASED) {
-                    self.start_orphan_timer(cx);
+                    self.tcb.start_orphan_timer(cx);
                 }
                 None
             }
@@ -317,7 +384,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         &mut self,
         cx: &mut TcpContext<'_>,
         seg: &Segment,
-        mut buffer: B,
+        buffer: B,
     ) -> SegmentVerdict {
         let tcb = &mut self.tcb;
         if !matches!(
@@ -332,126 +399,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.has(ConnectionFlags::RELEASED) && buffer.remaining() > 0 {
             // The connection has no owner to read this data: reset it (RFC 9293 section 3.6,
             // MAY-1).
-            self.schedule_reset(cx);
+            self.path.schedule_reset(&mut self.tcb, cx);
             self.enter_closed(cx);
             return SegmentVerdict::Done;
         }
-        let mut seq = seg.seq;
-        let mut fin = seg.flags & FIN != 0;
-        let was_seen = seq.lt(tcb.rcv_nxt);
-        if was_seen {
-            let old = (tcb.rcv_nxt - seq).min(buffer.remaining() as u32);
-            cx.shared.stats.dup_bytes_in += u64::from(old);
-            buffer.advance(old as usize);
-            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
-            self.note_duplicate(seq, seq + old);
-            seq += old;
-        }
-        let tcb = &mut self.tcb;
-        let space = tcb.rcv_adv.distance_from(seq).max(0) as usize;
-        if buffer.remaining() > space {
-            buffer.truncate(space);
-            fin = false;
-        }
-        if fin && !tcb.has(ConnectionFlags::FIN_SEEN) {
-            self.fin_at = seq + buffer.remaining() as u32;
-            tcb.flags |= ConnectionFlags::FIN_SEEN;
-            if let Some(queue) = &mut self.out_of_order {
-                queue.discard_from(self.fin_at);
-            }
-        }
-        if tcb.has(ConnectionFlags::FIN_SEEN) {
-            // Data beyond a FIN is ignored (section 3.10.7.4 seventh).
-            let space = self.fin_at.distance_from(seq).max(0) as usize;
-            buffer.truncate(buffer.remaining().min(space));
-        }
-        if buffer.remaining() > 0 {
-            self.update_held_buffers(cx);
-            let full = cx.shared.is_receive_full(self.counted_buffers);
-            if seq == self.tcb.rcv_nxt {
-                let shares = full || cx.shared.shares_buffers(self.counted_buffers);
-                let shares = shares && self.receive_queue.absorb(&buffer);
-                // A segment that fills a hole is kept beyond the limit, because the buffers held
-                // beyond the hole could otherwise never be delivered. Above a second limit it
-                // replaces the last segment held out of order (RFC 2018 section 8).
-                if full && !shares && !self.make_room(cx) {
-                    cx.shared.stats.rcv_q_drop += 1;
-                    cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
-                    return SegmentVerdict::Done;
-                }
-                // If a segment has several duplicate parts, the first is reported (RFC 2883 section
-                // 4.2).
-                if !was_seen {
-                    self.note_overlap(seq, seq + buffer.remaining() as u32);
-                }
-                let push = seg.flags & PSH != 0;
-                if shares {
-                    self.on_delivered(cx, (0, 1, buffer.remaining() as u32), push);
-                } else {
-                    self.deliver_in_order(cx, buffer, push);
-                }
-                if let Some(queue) = &mut self.out_of_order {
-                    let before = self.receive_queue.len_bytes();
-                    self.tcb.rcv_nxt =
-                        queue.deliver_in_order(self.tcb.rcv_nxt, &mut self.receive_queue);
-                    cx.shared.stats.in_bytes += (self.receive_queue.len_bytes() - before) as u64;
-                    if queue.is_idle() {
-                        self.out_of_order = None;
-                    }
-                    cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
-                }
-            } else {
-                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
-                if full {
-                    cx.shared.stats.rcv_q_drop += 1;
-                } else {
-                    cx.shared.stats.ofo_queue += 1;
-                    let len = buffer.remaining();
-                    self.note_overlap(seq, seq + len as u32);
-                    let queue = self
-                        .out_of_order
-                        .get_or_insert_with(|| Box::new(OutOfOrderQueue::new()));
-                    let kept = queue.insert_segment(seq, buffer);
-                    if kept > 0 && cx.shared.config.show_out_of_order {
-                        queue.remember_unseen(seq);
-                        cx.raise_event(&mut self.tcb, Events::OUT_OF_ORDER);
-                    }
-                    cx.shared.stats.dup_bytes_in += (len - kept) as u64;
-                }
-            }
-        }
-        self.update_held_buffers(cx);
-        let seen = self.tcb.flags & (ConnectionFlags::FIN_SEEN | ConnectionFlags::FIN_RECEIVED)
-            == ConnectionFlags::FIN_SEEN;
-        if seen && self.fin_at == self.tcb.rcv_nxt {
+        if self.receiver.take_payload(tcb, cx, seg, buffer) {
             self.on_fin(cx);
-        } else if fin {
-            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
         }
         SegmentVerdict::Done
-    }
-
-    /// Makes room for a segment that fills a hole, on a connection that has reached its limit of
-    /// held buffers: first an eighth above the limit, then by dropping the last out-of-order
-    /// segment. Returns `false` if there is none to drop.
-    #[cold]
-    fn make_room(&mut self, cx: &mut TcpContext<'_>) -> bool {
-        let limit = cx.shared.config.max_recv_buffers;
-        let Some(queue) = self
-            .out_of_order
-            .as_mut()
-            .filter(|queue| queue.buffer_count() > 0)
-        else {
-            return false;
-        };
-        let all = cx.shared.config.max_held_buffers;
-        if (self.counted_buffers as usize) < limit + limit / 8
-            && cx.shared.held_buffers < all.saturating_add(all / 8)
-        {
-            return true;
-        }
-        cx.shared.stats.rcv_pruned += 1;
-        queue.drop_last()
     }
 
     /// Handles the peer's FIN once all data before it was received (section 3.10.7.4 eighth).

@@ -4,7 +4,6 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameSink, SinkFull};
-use crate::base::time::timestamp_at;
 use crate::config::TsoLimits;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
@@ -30,16 +29,20 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tso: &TsoLimits,
         sink: &mut impl FrameSink<R>,
     ) -> Result<u32, SinkFull> {
-        let (cursor, before) = (self.send_queue.next_position(), self.send_queue.sent.len());
+        let (cursor, before) = (
+            self.sender.send_queue.next_position(),
+            self.sender.send_queue.sent.len(),
+        );
         let Some((whole, count)) =
-            self.send_queue
+            self.sender
+                .send_queue
                 .take_multi_segment(budget, tso, self.tcb.snd_nxt, cx.now.0)
         else {
             return Ok(0);
         };
         if let Err(error) = self.emit_segment(cx, &whole, false, sink) {
-            self.send_queue.sent.truncate(before);
-            self.send_queue.rewind_to(cursor);
+            self.sender.send_queue.sent.truncate(before);
+            self.sender.send_queue.rewind_to(cursor);
             return Err(error);
         }
         cx.shared.stats.out_segs += u64::from(count - 1);
@@ -48,7 +51,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             cx.shared.tso_watch.on_sent(count);
         }
         if self.tcb.has(ConnectionFlags::RECOVERING) {
-            self.send_queue.split_multi_segments(before);
+            self.sender.send_queue.split_multi_segments(before);
         } else {
             self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
         }
@@ -70,9 +73,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (emss, size, usable): (u32, u32, u32),
         sink: &mut impl FrameSink<R>,
     ) -> (u32, Result<(), SinkFull>) {
-        let (field, edge) = self.receive_window(self.window_limit(cx));
-        let (cursor, before) = (self.send_queue.next_position(), self.send_queue.sent.len());
-        let Some((mut whole, _)) = self.send_queue.take_multi_segment(
+        let (field, edge) = self.receiver.receive_window(&self.tcb, cx);
+        let (cursor, before) = (
+            self.sender.send_queue.next_position(),
+            self.sender.send_queue.sent.len(),
+        );
+        let Some((mut whole, _)) = self.sender.send_queue.take_multi_segment(
             (emss, size, usable),
             &LIMIT,
             self.tcb.snd_nxt,
@@ -92,18 +98,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
             ack: tcb.rcv_nxt,
             flags,
             window: field,
-            ts: tcb
-                .has(ConnectionFlags::TIMESTAMPS)
-                .then(|| (timestamp_at(cx.now, self.timestamp_offset), tcb.ts_recent)),
+            ts: self.path.timestamps(tcb, cx.now),
             options: &[],
             payload: size,
             ect: ecn && cx.may_send_ect(),
             tso: false,
         };
-        let (n, mut meta) = self.template.meta(&fields);
-        self.complete_meta(cx, &mut meta);
+        let (n, mut meta) = self.path.template.meta(&fields);
+        self.path.complete_meta(&self.tcb, cx, &mut meta);
         let mut image = [0; HEADER_MAX];
-        self.template.build(&mut image[..n], &fields);
+        self.path.template.build(&mut image[..n], &fields);
         let tcp = usize::from(meta.l2_len) + usize::from(meta.l3_len);
         let (mut segs, mut bytes, mut result) = (0, 0, Ok(()));
         let mut at = (whole.record, whole.offset);
@@ -112,16 +116,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let len = size.min(whole.len - bytes);
             if len < size {
                 (fields.payload, meta.payload_len) = (len, len);
-                self.template.build(&mut image[..n], &fields);
+                self.path.template.build(&mut image[..n], &fields);
             }
-            let (next, ends) = self.send_queue.walk_records(at, len);
+            let (next, ends) = self.sender.send_queue.walk_records(at, len);
             let seq = whole.seq + bytes;
             let fill = |out: &mut [u8]| {
                 copy_headers(out, &image);
                 out[tcp + 4..tcp + 8].copy_from_slice(&seq.0.to_be_bytes());
                 out[tcp + 13] = flags | if ends { PSH } else { 0 };
             };
-            if !sink.send_frame(n, &meta, fill, self.payload(at, len)) {
+            if !sink.send_frame(n, &meta, fill, self.sender.payload(self.tcb.user, at, len)) {
                 result = Err(SinkFull);
                 break;
             }
@@ -130,12 +134,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             segs += 1;
         }
         if segs == 0 {
-            self.send_queue.sent.truncate(before);
-            self.send_queue.rewind_to(cursor);
+            self.sender.send_queue.sent.truncate(before);
+            self.sender.send_queue.rewind_to(cursor);
             return (0, result);
         }
         if result.is_err()
-            && let Some(segment) = self.send_queue.sent.back_mut()
+            && let Some(segment) = self.sender.send_queue.sent.back_mut()
         {
             segment.len = bytes;
             segment.flags = if push { PUSH } else { 0 };
@@ -143,10 +147,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 segment.mss = 0;
             }
             whole = *segment;
-            self.send_queue.rewind_to(at);
+            self.sender.send_queue.rewind_to(at);
         }
         if self.tcb.has(ConnectionFlags::RECOVERING) {
-            self.send_queue.split_multi_segments(before);
+            self.sender.send_queue.split_multi_segments(before);
         } else if whole.mss != 0 {
             self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
         }
@@ -155,8 +159,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.pipe += bytes;
         tcb.unsent -= bytes;
         tcb.forbid_splitting();
-        self.on_ack_sent(edge);
-        if !self.has_sack_blocks() {
+        self.tcb.on_ack_sent(edge);
+        if !self.receiver.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }
         cx.shared.stats.frames_out += segs;

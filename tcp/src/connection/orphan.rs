@@ -2,24 +2,23 @@
 //! a time fixed from the start, regardless of the peer's answers: it may keep its window closed and
 //! answer every probe, or acknowledge byte by byte.
 
-use crate::base::buffer::RecvBuf;
 use crate::base::state::TcpState;
 use crate::base::time::{at_ticks, to_nanos, to_ticks};
-use crate::connection::Connection;
 use crate::connection::closing_list::Closing;
 use crate::connection::context::TcpContext;
+use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 
 /// Ticks wrap after 52 days; a deadline is at most this many ticks ahead: 12 days.
 const ORPHAN_TICKS_MAX: u64 = 1 << 30;
 
-impl<B: RecvBuf, R> Connection<B, R> {
+impl Tcb {
     /// Starts the deadline of a closing connection that its owner has released. Queued data and our
     /// FIN have `orphan_timeout` to be acknowledged; after that the peer has the duration of a
     /// TIME-WAIT to close its direction.
     pub(crate) fn start_orphan_timer(&mut self, cx: &mut TcpContext<'_>) {
         let config = &cx.shared.config;
-        let after = match self.tcb.state {
+        let after = match self.state {
             TcpState::FinWait2 => config.time_wait,
             TcpState::SynReceived | TcpState::FinWait1 | TcpState::Closing | TcpState::LastAck => {
                 config.orphan_timeout
@@ -28,34 +27,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
         };
         let ticks = (to_nanos(after) >> 20).min(ORPHAN_TICKS_MAX) as u32 + 1;
         let until = to_ticks(cx.now.0).wrapping_add(ticks).max(1);
-        cx.shared.side_table.fields_of(cx.index).orphan_until = until;
-        cx.shared.closing.push(Closing::Orphan, cx.index);
+        cx.shared.side_table.fields_of(cx.id.index).orphan_until = until;
+        cx.shared.closing.push(Closing::Orphan, cx.id.index);
         let at = at_ticks(until, cx.now);
-        cx.schedule_timer(&mut self.tcb, at);
+        cx.schedule_timer(self, at);
     }
 
     /// Returns when the orphan ends, in ns; `None` if it has an owner or ends by other means.
     pub(crate) fn orphan_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
-        if !self.tcb.has(ConnectionFlags::RELEASED) {
+        if !self.has(ConnectionFlags::RELEASED) {
             return None;
         }
-        let until = cx.shared.side_table.orphan_until(cx.index)?;
+        let until = cx.shared.side_table.orphan_until(cx.id.index)?;
         Some(at_ticks(until, cx.now))
     }
 
     /// Stops the orphan's deadline: it ended or is in TIME-WAIT, which ends by itself.
     pub(crate) fn stop_orphan_timer(&mut self, cx: &mut TcpContext<'_>) {
-        cx.shared.closing.remove(cx.index);
-        cx.shared.side_table.fields_of(cx.index).orphan_until = 0;
-    }
-
-    /// Ends an orphan whose deadline has passed.
-    pub(crate) fn orphan_timeout(&mut self, cx: &mut TcpContext<'_>) {
-        if self.tcb.state != TcpState::FinWait2 {
-            // The peer has not received everything: it must not take this for a regular close.
-            cx.shared.stats.abort_on_timeout += 1;
-            self.schedule_reset(cx);
-        }
-        self.enter_closed(cx);
+        cx.shared.closing.remove(cx.id.index);
+        cx.shared.side_table.fields_of(cx.id.index).orphan_until = 0;
     }
 }

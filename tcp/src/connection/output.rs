@@ -2,16 +2,14 @@
 //! order.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, SinkFull, TxChecksum};
-use crate::base::sequence::SeqNr;
+use crate::base::frame_sink::{FrameMeta, FrameSink, SinkFull};
 use crate::base::state::TcpState;
-use crate::base::time::timestamp_at;
 use crate::congestion::RecoveryPhase;
 use crate::congestion::window::initial_window;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::pmtu::probe::ProbeStep;
-use crate::queues::send_queue::{self, InFlightSegment, RETX, SUPER_SEGMENT, SegmentPlan};
+use crate::queues::send_queue::{self, InFlightSegment, MTU_PROBE, RETX, SUPER_SEGMENT};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -31,28 +29,6 @@ impl SharedState {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    #[inline(always)]
-    pub(crate) fn complete_meta(&self, cx: &mut TcpContext<'_>, meta: &mut FrameMeta) {
-        meta.checksum = if cx.shared.config.tx_checksum {
-            TxChecksum::Partial
-        } else {
-            TxChecksum::Offload
-        };
-        meta.self_addressed = self.tcb.has(ConnectionFlags::SELF_ADDRESSED);
-        meta.connection = Some(self.id(cx.index));
-    }
-
-    /// Records that a frame with an ACK was sent: `edge`, the right edge of the advertised window,
-    /// must be honoured from now on, and no other ACK is due.
-    #[inline]
-    pub(crate) fn on_ack_sent(&mut self, edge: SeqNr) {
-        let tcb = &mut self.tcb;
-        tcb.rcv_adv = tcb.rcv_adv.max(edge);
-        tcb.last_ack_sent = tcb.rcv_nxt;
-        tcb.unacked_segs = 0;
-        tcb.ack_at = 0;
-    }
-
     /// Returns the length of a segment's headers and the metadata for the sink.
     ///
     /// Inlined so that each caller has the fields in registers: a struct that is copied right after
@@ -64,28 +40,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
         fields: &SegmentFields<'_>,
         (again, mss): (bool, u16),
     ) -> (usize, FrameMeta) {
-        let (len, mut meta) = self.template.meta(fields);
-        self.complete_meta(cx, &mut meta);
+        let (len, mut meta) = self.path.template.meta(fields);
+        self.path.complete_meta(&self.tcb, cx, &mut meta);
         meta.retransmission = again;
         meta.tso_segsz = mss;
         (len, meta)
-    }
-
-    /// Returns the pieces of the `len` bytes from a position of the send queue on.
-    #[inline]
-    pub(crate) fn payload(
-        &self,
-        from: (u32, u32),
-        len: u32,
-    ) -> impl Iterator<Item = PayloadPiece<'_, R>> {
-        let user = self.tcb.user;
-        let pieces = self.send_queue.pieces(from, len);
-        pieces.map(move |(record, offset, len)| PayloadPiece::Record {
-            user,
-            record,
-            offset,
-            len,
-        })
     }
 
     /// Sends one segment with data, a FIN or both. `again`: it is a retransmission.
@@ -97,7 +56,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         again: bool,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        let (window, edge) = self.receive_window(self.window_limit(cx));
+        let (window, edge) = self.receiver.receive_window(&self.tcb, cx);
         let tcb = &self.tcb;
         let mut flags = ACK;
         if segment.flags & send_queue::PUSH != 0 {
@@ -121,9 +80,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 0
             };
         }
-        let ts = tcb
-            .has(ConnectionFlags::TIMESTAMPS)
-            .then(|| (timestamp_at(cx.now, self.timestamp_offset), tcb.ts_recent));
+        let ts = self.path.timestamps(tcb, cx.now);
         let fields = SegmentFields {
             seq: segment.seq,
             ack: tcb.rcv_nxt,
@@ -136,8 +93,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tso: segment.mss != 0,
         };
         let (len, meta) = self.segment_meta(cx, &fields, (again, segment.mss));
-        let fill = |out: &mut [u8]| self.template.build(out, &fields);
-        let payload = self.payload((segment.record, segment.offset), segment.len);
+        let fill = |out: &mut [u8]| self.path.template.build(out, &fields);
+        let payload =
+            self.sender
+                .payload(self.tcb.user, (segment.record, segment.offset), segment.len);
         if !sink.send_frame(len, &meta, fill, payload) {
             return Err(SinkFull);
         }
@@ -145,10 +104,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.tcb.flags &= !ConnectionFlags::SEND_CWR;
         }
         if !self.tcb.has(ConnectionFlags::ANSWERS) {
-            self.notice_answer(cx);
+            cx.notice_answer(&mut self.tcb);
         }
-        self.on_ack_sent(edge);
-        if !self.has_sack_blocks() {
+        self.tcb.on_ack_sent(edge);
+        if !self.receiver.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }
         cx.shared.stats.frames_out += 1;
@@ -166,17 +125,21 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let fin = self.tcb.is_fin_pending();
         let lost = self.tcb.has(ConnectionFlags::RECOVERING)
             && self
+                .sender
                 .recovery
                 .as_ref()
                 .is_some_and(|recovery| recovery.lost > 0);
         let data = self.tcb.can_send_data() && (self.tcb.unsent > 0 || fin || lost);
         if !data
             && !self.tcb.has(ConnectionFlags::NEED_MASK)
-            && !self.window_update_due(self.window_limit(cx))
+            && !self.receiver.window_update_due(&self.tcb, cx)
         {
             return Ok(());
         }
-        if !self.ensure_resolved(cx) {
+        if !self
+            .path
+            .ensure_resolved(&mut self.tcb, &mut self.sender, cx)
+        {
             self.wait_for_neighbour(cx);
             return Ok(());
         }
@@ -203,7 +166,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             // A segment below the peer's window makes the peer answer with its ACK and window (RFC
             // 9293 section 3.8.4), without any payload.
-            self.emit_without_payload(cx, self.tcb.snd_una - 1, 0, sink)?;
+            let seq = self.tcb.snd_una - 1;
+            self.receiver
+                .emit_without_payload(&mut self.tcb, &self.path, cx, seq, 0, sink)?;
             // Without the persist timer it tests a path that may drop full segments.
             cx.shared.stats.zero_window_probes += u64::from(
                 self.tcb.has(ConnectionFlags::NEED_PROBE) && self.tcb.is_timer(Timer::Persist),
@@ -212,9 +177,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 u64::from(self.tcb.has(ConnectionFlags::NEED_KEEPALIVE));
             self.tcb.flags &= !(ConnectionFlags::NEED_PROBE | ConnectionFlags::NEED_KEEPALIVE);
         }
-        if self.tcb.has(ConnectionFlags::NEED_ACK) || self.window_update_due(self.window_limit(cx))
+        if self.tcb.has(ConnectionFlags::NEED_ACK) || self.receiver.window_update_due(&self.tcb, cx)
         {
-            self.send_acks(cx, sink)?;
+            self.receiver
+                .send_acks(&mut self.tcb, &self.path, cx, sink)?;
         }
         Ok(())
     }
@@ -228,7 +194,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if !self.tcb.can_send_data() {
             return Ok(());
         }
-        if self.neighbour_generation != cx.shared.neighbours.generation {
+        if self.path.neighbour_generation != cx.shared.neighbours.generation {
             // The neighbour table changed; `poll` looks the destination up again.
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
             return Ok(());
@@ -244,6 +210,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     ) -> Result<(), SinkFull> {
         if self.tcb.has(ConnectionFlags::RECOVERING)
             && self
+                .sender
                 .recovery
                 .as_ref()
                 .is_some_and(|recovery| recovery.lost > 0)
@@ -259,19 +226,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        let Some(mut recovery) = self.recovery.take() else {
+        let Some(mut recovery) = self.sender.recovery.take() else {
             return Ok(());
         };
         let mut result = Ok(());
         let emss = u32::from(self.tcb.emss);
-        while let Some(index) = recovery.next_lost(&self.send_queue) {
-            let segment = self.send_queue.sent[index];
+        while let Some(index) = recovery.next_lost(&self.sender.send_queue) {
+            let segment = self.sender.send_queue.sent[index];
             if segment.is_probe(emss) {
                 // Nothing reported the loss of this MTU probe to the search, which another
                 // connection now continues; its data is retransmitted in segments that fit the
                 // path.
-                self.send_queue.resegment_to(emss);
-                recovery.recount_lost(&mut self.tcb, &self.send_queue);
+                self.sender.send_queue.resegment_to(emss);
+                recovery.recount_lost(&mut self.tcb, &self.sender.send_queue);
                 continue;
             }
             if self.tcb.pipe > 0 && self.tcb.pipe + segment.len > self.tcb.window.cwnd() {
@@ -285,8 +252,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 let is_again = segment.flags & RETX != 0;
                 cx.shared.on_super_segment_lost(is_again, cx.now);
             }
-            recovery.on_retransmitted(&mut self.tcb, &mut self.send_queue, index, cx.now.0);
-            self.retransmits += 1;
+            recovery.on_retransmitted(&mut self.tcb, &mut self.sender.send_queue, index, cx.now.0);
+            self.sender.retransmits += 1;
             let after_timeout = self.tcb.phase == RecoveryPhase::Loss;
             cx.shared.stats.count_retransmission(after_timeout);
             // The timer must leave the retransmission a round trip: it must not expire for a loss
@@ -299,7 +266,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 self.tcb.restart_retransmission_timer(cx);
             }
         }
-        self.recovery = Some(recovery);
+        self.sender.recovery = Some(recovery);
         result
     }
 
@@ -310,18 +277,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
         if self.tcb.flight() == 0 && self.tcb.unsent > 0 {
-            self.validate_window(cx);
+            self.sender.validate_window(&mut self.tcb, cx);
         }
         // An MTU search (RFC 8899) may send a probe between two segments.
         let mut searching = self.tcb.has(ConnectionFlags::SEARCH_DUE);
         let mut emss = u32::from(self.tcb.emss);
         let mut sent = 0;
         let mut result = Ok(());
-        let credit = self.pacing_credit(cx);
+        let credit = self.sender.pacing_credit(&mut self.tcb, cx);
         while self.tcb.unsent > 0 && sent < credit {
             if searching {
                 match self.probe_path(cx, sink) {
-                    Ok(ProbeStep::Sent(n)) => sent += n,
+                    Ok(ProbeStep::Send(plan)) => sent += plan.len,
                     Ok(ProbeStep::Hold) => break,
                     Ok(ProbeStep::Asked) => {}
                     Ok(ProbeStep::Later) => searching = false,
@@ -335,7 +302,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     break;
                 }
             }
-            let Some((plan, usable)) = self.plan_new_segment(cx, emss) else {
+            let Some((plan, usable)) = self.sender.plan_new_segment(&mut self.tcb, cx, emss) else {
                 break;
             };
             let size = plan.len;
@@ -378,13 +345,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let tcb = &mut self.tcb;
             let fin = tcb.unsent == plan.len && tcb.is_fin_pending();
             let segment = self
+                .sender
                 .send_queue
                 .make_segment(&plan, tcb.snd_nxt, fin, cx.now.0);
             if let Err(error) = self.emit_new_segment(cx, &segment, sink) {
                 result = Err(error);
                 break;
             }
-            self.send_queue.commit_plan(&plan);
+            self.sender.send_queue.commit_plan(&plan);
             let tcb = &mut self.tcb;
             tcb.pipe += plan.len;
             tcb.unsent -= plan.len;
@@ -393,90 +361,38 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         let tcb = &self.tcb;
         if result.is_ok() && tcb.unsent == 0 && tcb.is_fin_pending() {
-            let segment = self.send_queue.make_fin(tcb.snd_nxt, cx.now.0);
+            let segment = self.sender.send_queue.make_fin(tcb.snd_nxt, cx.now.0);
             result = self.emit_new_segment(cx, &segment, sink);
         }
-        self.congestion.on_sent(self.tcb.pipe);
+        self.sender.congestion.on_sent(self.tcb.pipe);
         if sent > 0 {
-            self.on_new_data_sent(cx, sent, credit != u32::MAX);
+            self.sender
+                .on_new_data_sent(&mut self.tcb, cx, sent, credit != u32::MAX);
         }
         result
     }
 
-    /// Plans the next new segment. Returns it together with the number of bytes that the peer's
-    /// window and the congestion window still allow, or `None` if nothing may be sent now.
-    #[inline]
-    fn plan_new_segment(
+    /// Sends a segment that probes the MTU of a narrow path (RFC 8899), if one is due.
+    #[cold]
+    fn probe_path(
         &mut self,
         cx: &mut TcpContext<'_>,
-        emss: u32,
-    ) -> Option<(SegmentPlan, u32)> {
-        let tcb = &mut self.tcb;
-        let window = tcb.snd_wnd.saturating_sub(tcb.flight());
-        // Limited transmit (RFC 3042): one segment for each of the first two duplicate ACKs, which
-        // are counted only without SACK.
-        let limited = if tcb.phase == RecoveryPhase::Open {
-            u32::from(tcb.dup_acks.min(2))
-        } else {
-            0
-        };
-        let usable = window.min((tcb.window.cwnd() + limited * emss).saturating_sub(tcb.pipe));
-        let mut plan = self.send_queue.plan_segment(emss, usable)?;
-        if plan.len > window {
-            if tcb.flight() > 0 {
-                return None; // the ACK of the data in flight opens the window
-            }
-            // Sender's silly window avoidance (RFC 9293 section 3.8.6.2.1): a part of a record is
-            // sent if it is half of the largest window seen, or if waiting did not help.
-            if window > 0
-                && (window >= tcb.max_snd_wnd / 2 || tcb.has(ConnectionFlags::MAY_SPLIT_RECORD))
-            {
-                plan = self
-                    .send_queue
-                    .plan_part(window.min(plan.len - 1).min(tcb.window.cwnd().max(1)));
-            } else {
-                self.enter_persist(cx);
-                return None;
-            }
-        } else if plan.len > usable && tcb.pipe > 0 {
-            return None;
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<ProbeStep, SinkFull> {
+        let step = self.path.next_probe(&mut self.tcb, &self.sender, cx);
+        if let ProbeStep::Send(plan) = &step {
+            let queue = &self.sender.send_queue;
+            let mut segment = queue.make_segment(plan, self.tcb.snd_nxt, false, cx.now.0);
+            segment.flags |= MTU_PROBE;
+            self.emit_new_segment(cx, &segment, sink)?;
+            self.sender.send_queue.commit_plan(plan);
+            let tcb = &mut self.tcb;
+            tcb.pipe += plan.len;
+            tcb.unsent -= plan.len;
+            tcb.forbid_splitting();
+            self.path.on_probe_sent(tcb, cx, &segment);
         }
-        Some((plan, usable))
-    }
-
-    /// Accounts for new segments with `sent` bytes of payload: charges pacing (if the connection is
-    /// paced) and the recovery, and restarts the timer of the tail loss probe.
-    #[inline]
-    fn on_new_data_sent(&mut self, cx: &mut TcpContext<'_>, sent: u32, is_paced: bool) {
-        if is_paced {
-            self.on_paced_output(cx, sent);
-        }
-        if self.tcb.is_timer(Timer::TailLossProbe)
-            && let Some(oldest) = self.send_queue.sent.front()
-        {
-            self.tcb.extend_probe_timeout(cx, oldest.at);
-        }
-        if self.tcb.phase == RecoveryPhase::Recovery
-            && let Some(recovery) = &mut self.recovery
-        {
-            recovery.reduction.on_sent(sent);
-        }
-    }
-
-    /// Checks, before new segments are sent after a pause, whether the congestion window has gone
-    /// unused for too long to be valid (RFC 7661).
-    #[inline]
-    fn validate_window(&mut self, cx: &mut TcpContext<'_>) {
-        let tcb = &mut self.tcb;
-        if self.congestion.has_rested(cx.now.0) && tcb.phase == RecoveryPhase::Open {
-            let initial = cx.shared.initial_window(tcb);
-            let flight = tcb.flight_state();
-            let reduced = self
-                .congestion
-                .on_rest(&mut tcb.window, &flight, initial, cx.now.0);
-            cx.shared.stats.idle_restarts += u64::from(reduced);
-            tcb.forget_pacing();
-        }
+        Ok(step)
     }
 
     /// Handles the probe timeout (RFC 8985 section 7.3): sends a new segment regardless of the
@@ -492,33 +408,35 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.has(ConnectionFlags::RECOVERING) || !tcb.can_send_data() {
             return Ok(()); // an ACK arrived since the timer fired
         }
-        self.start_recovery();
+        self.sender.start_recovery(&mut self.tcb);
         let tcb = &self.tcb;
-        let Some(last) = self.send_queue.sent.back().copied() else {
+        let Some(last) = self.sender.send_queue.sent.back().copied() else {
             return Ok(());
         };
         let window = tcb.snd_wnd.saturating_sub(tcb.flight());
         let plan = self
+            .sender
             .send_queue
             .plan_segment(u32::from(tcb.emss), window)
             .filter(|plan| plan.len <= window);
         let again = plan.is_none();
         if let Some(plan) = plan {
             let segment = self
+                .sender
                 .send_queue
                 .make_segment(&plan, tcb.snd_nxt, false, cx.now.0);
             self.emit_new_segment(cx, &segment, sink)?;
-            self.send_queue.commit_plan(&plan);
+            self.sender.send_queue.commit_plan(&plan);
             self.tcb.pipe += plan.len;
             self.tcb.unsent -= plan.len;
         } else {
             self.emit_segment(cx, &last, true, sink)?;
-            self.retransmits += 1;
+            self.sender.retransmits += 1;
             cx.shared.stats.retrans_segs += 1;
         }
         cx.shared.stats.tlp_probes += 1;
-        if let Some(recovery) = &mut self.recovery {
-            recovery.on_probe_sent(&mut self.tcb, &mut self.send_queue, again, cx.now.0);
+        if let Some(recovery) = &mut self.sender.recovery {
+            recovery.on_probe_sent(&mut self.tcb, &mut self.sender.send_queue, again, cx.now.0);
         }
         self.tcb.restart_retransmission_timer(cx);
         Ok(())
@@ -533,7 +451,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
         self.emit_segment(cx, segment, false, sink)?;
-        self.send_queue.sent.push_back(*segment);
+        self.sender.send_queue.sent.push_back(*segment);
         self.on_new_segment_sent(cx, segment);
         Ok(())
     }
@@ -555,15 +473,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         if tcb.timer().is_none() {
             tcb.restart_retransmission_timer(cx);
-        }
-    }
-
-    /// Starts the persist timer, which probes the window (RFC 9293 section 3.8.6.1): nothing is in
-    /// flight, and the peer's window is too small for the next record.
-    fn enter_persist(&mut self, cx: &mut TcpContext<'_>) {
-        let tcb = &mut self.tcb;
-        if !tcb.is_timer(Timer::Persist) {
-            tcb.start_persist_timer(cx);
         }
     }
 }

@@ -2,60 +2,60 @@
 //! in use until the sink has taken the frame, so that each peer is told, however many connections
 //! end at once.
 
-use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::state::TcpState;
-use crate::base::time::timestamp_at;
-use crate::connection::Connection;
 use crate::connection::context::TcpContext;
+use crate::connection::path::PathState;
+use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, RST};
 use crate::wire::template::SegmentFields;
 
-impl<B: RecvBuf, R> Connection<B, R> {
+impl PathState {
     /// Returns whether the end of this connection, in its current state, requires a reset: its peer
     /// may have state, and the neighbour was resolved once.
-    fn may_reset(&self) -> bool {
+    fn may_reset(&self, tcb: &Tcb) -> bool {
         self.neighbour_generation != 0
             && !matches!(
-                self.tcb.state,
+                tcb.state,
                 TcpState::SynSent | TcpState::Closed | TcpState::TimeWait
             )
     }
 
     /// Schedules the reset of a connection that the caller is about to close.
-    pub(crate) fn schedule_reset(&mut self, cx: &mut TcpContext<'_>) {
-        if self.may_reset() {
-            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_RESET);
+    pub(crate) fn schedule_reset(&self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
+        if self.may_reset(tcb) {
+            cx.schedule_output(tcb, ConnectionFlags::NEED_RESET);
         }
     }
 
     /// Sends the reset of a closed connection, if one is due.
-    pub(crate) fn send_pending_reset(
-        &mut self,
+    pub(crate) fn send_pending_reset<R>(
+        &self,
+        tcb: &mut Tcb,
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        if !self.tcb.has(ConnectionFlags::NEED_RESET) {
+        if !tcb.has(ConnectionFlags::NEED_RESET) {
             return Ok(());
         }
-        let fields = self.reset_fields(cx);
-        self.send_bare_segment(cx, &fields, sink)?;
-        self.tcb.flags.remove(ConnectionFlags::NEED_RESET);
+        let fields = self.reset_fields(tcb, cx);
+        self.send_bare_segment(tcb, cx, &fields, sink)?;
+        tcb.flags.remove(ConnectionFlags::NEED_RESET);
         cx.shared.stats.out_rsts += 1;
         Ok(())
     }
 
     /// Queues the reset among the frames that belong to no connection, for a connection whose slot
     /// is needed at once. Returns `false` if there is no room.
-    pub(crate) fn hand_over_reset(&mut self, cx: &mut TcpContext<'_>) -> bool {
-        if !self.may_reset() {
+    pub(crate) fn hand_over_reset(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> bool {
+        if !self.may_reset(tcb) {
             return true;
         }
         if !cx.shared.control_queue.has_room(&mut cx.shared.stats) {
             return false;
         }
-        let fields = self.reset_fields(cx);
+        let fields = self.reset_fields(tcb, cx);
         cx.shared.stats.out_rsts += 1;
         cx.shared
             .control_queue
@@ -64,28 +64,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// Returns the fields of the reset, with timestamps if agreed (RFC 7323 section 3.2).
-    fn reset_fields(&self, cx: &TcpContext<'_>) -> SegmentFields<'static> {
-        let tcb = &self.tcb;
+    fn reset_fields(&self, tcb: &Tcb, cx: &TcpContext<'_>) -> SegmentFields<'static> {
         SegmentFields {
             seq: tcb.bare_seq(),
             ack: tcb.rcv_nxt,
             flags: RST | ACK,
             window: 0,
-            ts: tcb
-                .has(ConnectionFlags::TIMESTAMPS)
-                .then(|| (timestamp_at(cx.now, self.timestamp_offset), tcb.ts_recent)),
+            ts: self.timestamps(tcb, cx.now),
             options: &[],
             payload: 0,
             ect: false,
             tso: false,
         }
-    }
-
-    /// Returns whether the connection has ended, has no owner, and has nothing left to send.
-    #[inline]
-    pub(crate) fn is_done(&self) -> bool {
-        self.tcb.state == TcpState::Closed
-            && self.tcb.has(ConnectionFlags::RELEASED)
-            && !self.tcb.has(ConnectionFlags::NEED_RESET)
     }
 }

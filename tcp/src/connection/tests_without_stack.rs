@@ -25,7 +25,7 @@ fn opening() -> (SharedState, Connection<VecBuf, u8>) {
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
     let key = FlowKey::new(local, 1000, remote, 80).unwrap();
     let mut conn = Connection::new(&shared, &key, 7);
-    conn.start_handshake(&mut shared.context_of(0), None);
+    conn.start_handshake(&mut shared.context_of(conn.id(0)), None);
     (shared, conn)
 }
 
@@ -45,7 +45,11 @@ fn a_syn_ack_establishes_the_connection() {
     let (mut shared, mut conn) = opening();
     assert_eq!(conn.tcb.state, TcpState::SynSent);
     let segment = answer(&conn, SYN | ACK);
-    conn.process_segment(&mut shared.context_of(0), &segment, VecBuf::default());
+    conn.process_segment(
+        &mut shared.context_of(conn.id(0)),
+        &segment,
+        VecBuf::default(),
+    );
     assert_eq!(conn.tcb.state, TcpState::Established);
     assert_eq!(conn.tcb.timer(), None, "nothing is in flight");
     assert_ne!(conn.tcb.events & Events::CONNECTED.0, 0);
@@ -56,7 +60,11 @@ fn a_syn_ack_establishes_the_connection() {
 fn a_reset_in_answer_to_a_syn_refuses() {
     let (mut shared, mut conn) = opening();
     let segment = answer(&conn, RST | ACK);
-    conn.process_segment(&mut shared.context_of(0), &segment, VecBuf::default());
+    conn.process_segment(
+        &mut shared.context_of(conn.id(0)),
+        &segment,
+        VecBuf::default(),
+    );
     assert_eq!(conn.tcb.state, TcpState::Closed);
     assert_ne!(conn.tcb.events & Events::REFUSED.0, 0);
 }
@@ -67,7 +75,7 @@ fn the_retransmission_timer_of_a_syn_is_doubled() {
     assert_eq!(conn.tcb.timer(), Some(Timer::Retransmission));
     let first = conn.tcb.timer_at().unwrap();
     shared.now = Instant(first);
-    let ended = conn.on_timer(&mut shared.context_of(0));
+    let ended = conn.on_timer(&mut shared.context_of(conn.id(0)));
     assert!(!ended && conn.tcb.is_timer(Timer::Retransmission));
     let waits = Instant(conn.tcb.timer_at().unwrap()).duration_since(Instant(first));
     assert_eq!(waits, 2 * Instant(first).duration_since(START));
@@ -79,22 +87,27 @@ fn the_retransmission_timer_of_a_syn_is_doubled() {
 fn a_connection_takes_part_in_the_mtu_search_again() {
     let (mut shared, mut conn) = opening();
     let segment = answer(&conn, SYN | ACK);
-    conn.process_segment(&mut shared.context_of(0), &segment, VecBuf::default());
+    conn.process_segment(
+        &mut shared.context_of(conn.id(0)),
+        &segment,
+        VecBuf::default(),
+    );
     conn.tcb.flags |= ConnectionFlags::NARROW_PATH;
     for silence in [1, 20 * 86_400, 40 * 86_400] {
         let in_ten_minutes = to_long_ticks(shared.now.0) + RAISE_TICKS;
-        conn.schedule_search(&mut shared.context_of(0), in_ten_minutes);
+        let cx = &mut shared.context_of(conn.id(0));
+        conn.path.schedule_search(&mut conn.tcb, cx, in_ten_minutes);
         assert!(!conn.tcb.has(ConnectionFlags::SEARCH_DUE));
         let at = in_ten_minutes << 20;
         while shared.now.0 < at {
             // Other timers may fire first.
             shared.now = Instant(conn.tcb.wheel_at.min(at));
             assert!(!conn.tcb.has(ConnectionFlags::SEARCH_DUE));
-            conn.on_timer(&mut shared.context_of(0));
+            conn.on_timer(&mut shared.context_of(conn.id(0)));
         }
         assert!(conn.tcb.has(ConnectionFlags::SEARCH_DUE), "after the time");
         shared.now = shared.now + Duration::from_secs(silence);
-        conn.on_timer(&mut shared.context_of(0));
+        conn.on_timer(&mut shared.context_of(conn.id(0)));
         assert!(
             conn.tcb.has(ConnectionFlags::SEARCH_DUE),
             "and whenever later"

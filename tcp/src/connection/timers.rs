@@ -121,7 +121,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if let Some(next) = self.earliest_deadline(cx) {
             cx.schedule_timer(&mut self.tcb, next);
         }
-        self.is_done()
+        self.tcb.is_done()
     }
 
     /// Sends the ACK that waited for the owner's reply.
@@ -145,16 +145,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
             Timer::Keepalive => self.keepalive_deadline(cx),
             Timer::Pacing => {
                 let waits = tcb.has(ConnectionFlags::WAITS_FOR_PACER) && tcb.window.is_paced();
-                let recovery = self.recovery.as_ref().filter(|_| waits)?;
+                let recovery = self.sender.recovery.as_ref().filter(|_| waits)?;
                 Some(recovery.pacer.next_at())
             }
             Timer::PathSearch => {
                 let waits = tcb.flags
                     & (ConnectionFlags::NARROW_PATH | ConnectionFlags::SEARCH_DUE)
                     == ConnectionFlags::NARROW_PATH;
-                waits.then(|| at_ticks(self.search_at, cx.now))
+                waits.then(|| at_ticks(self.path.search_at, cx.now))
             }
-            Timer::Orphan => self.orphan_deadline(cx),
+            Timer::Orphan => self.tcb.orphan_deadline(cx),
             Timer::IdleMemory => {
                 // The pacer is part of the recovery, which would be freed too.
                 let waits = tcb.has(ConnectionFlags::WAITS_FOR_PACER);
@@ -210,7 +210,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 _ => self.retransmission_timeout(cx),
             },
             Timer::TailLossProbe => self.probe_timeout(cx),
-            Timer::Reordering => self.reordering_timeout(cx),
+            Timer::Reordering => self
+                .sender
+                .reordering_timeout(&mut self.tcb, &self.path, cx),
             Timer::Persist => self.persist_timeout(cx),
             Timer::NeighbourResolution => self.neighbour_timeout(cx),
             Timer::TimeWait => self.enter_closed(cx),
@@ -227,7 +229,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.backoff >= cx.shared.config.syn_retries {
             cx.shared.stats.attempt_fails += 1;
             // A router may have reported the reason (RFC 9293 section 3.9.2.2, SHLD-25).
-            let fields = cx.shared.side_table.fields_of(cx.index);
+            let fields = cx.shared.side_table.fields_of(cx.id.index);
             let why = if fields.flags.has(SideFlags::SOFT_ERROR) {
                 Events::UNREACHABLE
             } else {
@@ -238,7 +240,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         self.tcb.backoff += 1;
         // One that still waits for the neighbour or the sink was not lost.
-        self.retransmits += u32::from(!self.tcb.has(ConnectionFlags::NEED_SYN));
+        self.sender.retransmits += u32::from(!self.tcb.has(ConnectionFlags::NEED_SYN));
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
         self.tcb.restart_retransmission_timer(cx);
     }
@@ -246,7 +248,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Handles the persist timeout: the peer's window did not open in time. Probes it, or allows a
     /// part of a record that fits.
     fn persist_timeout(&mut self, cx: &mut TcpContext<'_>) {
-        if self.is_user_timeout_over(cx) {
+        if self.sender.is_user_timeout_over(&self.tcb, cx) {
             self.abort_on_timeout(cx);
             return;
         }
@@ -260,9 +262,87 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.tcb.start_persist_timer(cx);
     }
 
+    /// Starts the timer of a connection with pending output whose neighbour is not resolved. With
+    /// nothing in flight no other timer runs, and this one bounds the wait: the neighbour may stay
+    /// silent, or the table may have had no room for the request.
+    #[cold]
+    pub(crate) fn wait_for_neighbour(&mut self, cx: &mut TcpContext<'_>) {
+        if self.tcb.timer().is_some()
+            || !(self.tcb.is_busy() || self.tcb.has(ConnectionFlags::NEED_MASK))
+        {
+            return;
+        }
+        if self.sender.stalled_since == 0 && self.tcb.is_busy() {
+            self.sender.stalled_since = to_ticks(cx.now.0).max(1);
+        }
+        self.start_neighbour_timer(cx);
+    }
+
+    /// (Re)starts the timer: with the time after which the neighbour table gives up, doubled after
+    /// each expiry, and at most up to the user timeout.
+    fn start_neighbour_timer(&mut self, cx: &mut TcpContext<'_>) {
+        let asked = cx.shared.neighbours.resolution_time();
+        let longest = to_nanos(cx.shared.config.rto_max).max(asked);
+        let pause = asked
+            .saturating_mul(1 << self.tcb.backoff.min(20))
+            .min(longest);
+        let left = self.sender.user_timeout_left(&self.tcb, cx);
+        let at = cx.now.0.saturating_add(pause.min(left));
+        self.tcb.set_timer(Timer::NeighbourResolution, at);
+        cx.schedule_timer(&mut self.tcb, at);
+    }
+
+    /// Requests the neighbour again after it did not answer in time, unless the user timeout has
+    /// passed (RFC 9293 section 3.8.3).
+    pub(crate) fn neighbour_timeout(&mut self, cx: &mut TcpContext<'_>) {
+        if !self.tcb.is_busy() {
+            self.tcb.drop_unsent_acks();
+            return;
+        }
+        if self.sender.is_user_timeout_over(&self.tcb, cx) {
+            self.abort_on_timeout(cx);
+            return;
+        }
+        self.tcb.backoff = self.tcb.backoff.saturating_add(1);
+        self.start_neighbour_timer(cx);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
+    }
+
+    /// Handles the failure of the neighbour table to resolve the neighbour.
+    pub(crate) fn on_neighbour_failed(&mut self, cx: &mut TcpContext<'_>) {
+        match self.tcb.state {
+            TcpState::SynSent | TcpState::SynReceived => {
+                self.fail_connection(cx, Events::UNREACHABLE)
+            }
+            TcpState::Closed => {}
+            // Data waits: the neighbour is asked again at once, which makes a request per
+            // `retransmit`, the limit of RFC 1122 section 2.3.2.1.
+            _ if self.tcb.is_busy() => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
+            _ => {
+                self.tcb.drop_unsent_acks();
+                if self.tcb.is_timer(Timer::NeighbourResolution) {
+                    self.tcb.stop_timer();
+                }
+            }
+        }
+    }
+
+    /// Ends an orphan whose deadline has passed.
+    pub(crate) fn orphan_timeout(&mut self, cx: &mut TcpContext<'_>) {
+        if self.tcb.state != TcpState::FinWait2 {
+            // The peer has not received everything: it must not take this for a regular close.
+            cx.shared.stats.abort_on_timeout += 1;
+            self.path.schedule_reset(&mut self.tcb, cx);
+        }
+        self.enter_closed(cx);
+    }
+
     /// Handles the probe timeout (RFC 8985 section 7.3).
     fn probe_timeout(&mut self, cx: &mut TcpContext<'_>) {
-        if self.probe_unanswered(cx) {
+        if self
+            .path
+            .probe_unanswered(&mut self.tcb, &mut self.sender, cx)
+        {
             return;
         }
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_TAIL_PROBE);
@@ -278,34 +358,41 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Begins slow start with the first unacknowledged segment (RFC 6298 (5.4) to (5.6), RFC 5681
     /// section 3.1).
     fn retransmission_timeout(&mut self, cx: &mut TcpContext<'_>) {
-        if self.send_queue.sent.is_empty() {
+        if self.sender.send_queue.sent.is_empty() {
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
             return;
         }
-        if self.is_user_timeout_over(cx) {
+        if self.sender.is_user_timeout_over(&self.tcb, cx) {
             self.abort_on_timeout(cx);
             return;
         }
         cx.shared.stats.timeouts += 1;
-        let timeouts = &mut cx.shared.side_table.fields_of(cx.index).timeouts;
+        let timeouts = &mut cx.shared.side_table.fields_of(cx.id.index).timeouts;
         *timeouts = timeouts.saturating_add(1);
         if self.tcb.has(ConnectionFlags::NARROW_PATH) {
-            self.probe_timed_out(cx);
+            self.path
+                .probe_timed_out(&mut self.tcb, &mut self.sender, cx);
         }
-        self.suspect_black_hole(cx);
-        self.start_recovery();
+        self.path
+            .suspect_black_hole(&mut self.tcb, &mut self.sender, cx);
+        self.sender.start_recovery(&mut self.tcb);
         let tcb = &mut self.tcb;
-        if let Some(recovery) = &mut self.recovery {
+        if let Some(recovery) = &mut self.sender.recovery {
             let (flight, phase) = (tcb.flight_state(), tcb.phase);
-            self.congestion
-                .on_timeout(&mut tcb.window, &mut recovery.reduction, &flight, phase);
-            recovery.mark_after_timeout(tcb, &mut self.send_queue, cx.now.0);
+            self.sender.congestion.on_timeout(
+                &mut tcb.window,
+                &mut recovery.reduction,
+                &flight,
+                phase,
+            );
+            recovery.mark_after_timeout(tcb, &mut self.sender.send_queue, cx.now.0);
             recovery.timeouts_in_row = recovery.timeouts_in_row.saturating_add(1);
         }
         let flight = tcb.flight_state();
-        self.congestion
+        self.sender
+            .congestion
             .after_timeout(&mut tcb.window, &flight, cx.now.0);
-        self.announce_reduction(cx);
+        cx.announce_reduction(&mut self.tcb);
         let tcb = &mut self.tcb;
         tcb.backoff = tcb.backoff.saturating_add(1);
         tcb.dup_acks = 0;
@@ -318,52 +405,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let at = cx
             .now
             .0
-            .saturating_add(after.min(self.user_timeout_left(cx)));
+            .saturating_add(after.min(self.sender.user_timeout_left(&self.tcb, cx)));
         self.tcb.set_timer(Timer::Retransmission, at);
         cx.schedule_timer(&mut self.tcb, at);
     }
 
-    /// Returns whether the user timeout passed without progress (RFC 9293 section 3.8.3).
-    pub(crate) fn is_user_timeout_over(&mut self, cx: &mut TcpContext<'_>) -> bool {
-        if self.stalled_since == 0 {
-            self.stalled_since = to_ticks(
-                self.send_queue
-                    .sent
-                    .front()
-                    .map_or(cx.now.0, |segment| segment.at),
-            )
-            .max(1);
-        }
-        self.stalled_for(cx) >= to_nanos(cx.shared.config.user_timeout)
-    }
-
-    /// Returns how long no queued data has been acknowledged, in ns. `stalled_since` must be set.
-    fn stalled_for(&self, cx: &TcpContext<'_>) -> u64 {
-        // A peer that shrank its window below what is in flight and still answers is not dead
-        // (RFC 9293 section 3.8.6, SHLD-17).
-        let heard = if self.tcb.snd_wnd < self.tcb.flight() {
-            self.tcb.last_rx
-        } else {
-            0
-        };
-        let stalled = u64::from(to_ticks(cx.now.0).wrapping_sub(self.stalled_since)) << 20;
-        stalled.min(cx.now.0.saturating_sub(heard))
-    }
-
-    /// Returns the rest of the user timeout in ns, rounded up so that `is_user_timeout_over` is
-    /// true when it expires.
-    pub(crate) fn user_timeout_left(&self, cx: &TcpContext<'_>) -> u64 {
-        if self.stalled_since == 0 {
-            return u64::MAX;
-        }
-        let all = to_nanos(cx.shared.config.user_timeout);
-        all.saturating_sub(self.stalled_for(cx))
-            .saturating_add(1 << 20)
-    }
-
     pub(crate) fn abort_on_timeout(&mut self, cx: &mut TcpContext<'_>) {
         cx.shared.stats.abort_on_timeout += 1;
-        self.schedule_reset(cx);
+        self.path.schedule_reset(&mut self.tcb, cx);
         self.fail_connection(cx, Events::TIMED_OUT);
     }
 

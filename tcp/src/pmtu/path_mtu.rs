@@ -3,16 +3,15 @@
 //! assumed to carry the MSS agreed by both ends until it proves narrower; from then on `search` and
 //! `probe` search upward for the largest size that it carries.
 
-use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::ids::ConnId;
 use crate::base::time::to_long_ticks;
-use crate::connection::Connection;
 use crate::connection::context::TcpContext;
+use crate::connection::path::PathState;
+use crate::connection::sender::Sender;
 use crate::pmtu::search::{PathSearch, RAISE_TICKS};
 use crate::queues::send_queue::{InFlightSegment, SACKED};
+use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
-use crate::tcb::timer::Timer;
 
 /// A smaller MTU reported by a router, below that of any link in use, is rejected: it would only
 /// multiply the packets that we send (RFC 5927 section 7).
@@ -37,10 +36,21 @@ pub(crate) fn from_v4(mtu: u16, quoted: u16) -> u16 {
     below.unwrap_or(MIN_V4)
 }
 
-impl<B: RecvBuf, R> Connection<B, R> {
-    fn headers(&self) -> u16 {
+/// Returns when a connection whose path became narrow at `now_ticks` first tries a larger size:
+/// at once if it can probe. Without SACK the loss of a probe is detected late or by a timeout,
+/// so full segments are tried again after ten minutes instead (RFC 1191 section 6.3).
+fn first_look(tcb: &Tcb, now_ticks: u64) -> u64 {
+    if tcb.has(ConnectionFlags::SACK) {
+        now_ticks
+    } else {
+        now_ticks + RAISE_TICKS
+    }
+}
+
+impl PathState {
+    fn headers(&self, tcb: &Tcb) -> u16 {
         let ip = if self.template.is_v6() { 60 } else { 40 };
-        let ts = if self.tcb.has(ConnectionFlags::TIMESTAMPS) {
+        let ts = if tcb.has(ConnectionFlags::TIMESTAMPS) {
             12
         } else {
             0
@@ -49,137 +59,112 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// Returns the payload of a segment in an IP packet of `mtu` bytes.
-    pub(crate) fn emss_for(&self, mtu: u16) -> u16 {
-        mtu.saturating_sub(self.headers()).max(1)
+    pub(crate) fn emss_for(&self, tcb: &Tcb, mtu: u16) -> u16 {
+        mtu.saturating_sub(self.headers(tcb)).max(1)
     }
 
     /// Returns the length of the IP packet of a segment with `payload` bytes.
-    pub(crate) fn mtu_of(&self, payload: u16) -> u16 {
-        payload.saturating_add(self.headers())
-    }
-
-    /// Returns when a connection whose path became narrow at `now_ticks` first tries a larger size:
-    /// at once if it can probe. Without SACK the loss of a probe is detected late or by a timeout,
-    /// so full segments are tried again after ten minutes instead (RFC 1191 section 6.3).
-    fn first_look(&self, now_ticks: u64) -> u64 {
-        if self.tcb.has(ConnectionFlags::SACK) {
-            now_ticks
-        } else {
-            now_ticks + RAISE_TICKS
-        }
-    }
-
-    pub(crate) fn id(&self, index: u32) -> ConnId {
-        ConnId {
-            index,
-            generation: self.generation,
-        }
-    }
-
-    /// Resegments the segments in flight that exceed the path MTU, to be retransmitted.
-    pub(crate) fn cut(&mut self) {
-        self.split_multi_segments();
-        self.send_queue.resegment_to(u32::from(self.tcb.emss));
-        self.start_recovery();
-        if let Some(recovery) = &mut self.recovery {
-            recovery.recount_lost(&mut self.tcb, &self.send_queue);
-        }
+    pub(crate) fn mtu_of(&self, tcb: &Tcb, payload: u16) -> u16 {
+        payload.saturating_add(self.headers(tcb))
     }
 
     /// Applies the known MTU of its path to a new connection.
-    pub(crate) fn apply_path_mtu(&mut self, cx: &mut TcpContext<'_>) {
+    pub(crate) fn apply_path_mtu(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
         if cx.shared.paths.0.is_empty() {
             return;
         }
         let now_ticks = to_long_ticks(cx.now.0);
-        let to = self.template.key().remote().ip();
+        let to = self.remote();
         if let Some(search) = cx.shared.paths.0.get(&to) {
             if now_ticks >= search.until {
                 cx.shared.paths.0.remove(&to);
-            } else if self.emss_for(search.plpmtu) < self.tcb.emss {
-                self.tcb.emss = self.emss_for(search.plpmtu);
-                self.tcb.flags |= ConnectionFlags::NARROW_PATH;
-                self.schedule_search(cx, self.first_look(now_ticks));
+            } else if self.emss_for(tcb, search.plpmtu) < tcb.emss {
+                tcb.emss = self.emss_for(tcb, search.plpmtu);
+                tcb.flags |= ConnectionFlags::NARROW_PATH;
+                self.schedule_search(tcb, cx, first_look(tcb, now_ticks));
             }
         }
     }
 
     /// Limits segments to `emss` bytes from now on; longer ones in flight are resegmented and
     /// retransmitted.
-    pub(crate) fn narrow(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
-        self.tcb.emss = emss;
-        self.tcb.flags |= ConnectionFlags::NARROW_PATH;
-        self.schedule_search(cx, self.first_look(to_long_ticks(cx.now.0)));
-        cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
-        self.split_multi_segments();
-        if self
+    pub(crate) fn narrow<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        sender: &mut Sender<R>,
+        cx: &mut TcpContext<'_>,
+        emss: u16,
+    ) {
+        tcb.emss = emss;
+        tcb.flags |= ConnectionFlags::NARROW_PATH;
+        self.schedule_search(tcb, cx, first_look(tcb, to_long_ticks(cx.now.0)));
+        cx.raise_event(tcb, Events::MSS_CHANGED);
+        sender.split_multi_segments(tcb);
+        if sender
             .send_queue
             .sent
             .iter()
             .any(|segment| segment.len > u32::from(emss))
         {
-            self.send_cut(cx);
-        }
-    }
-
-    pub(crate) fn send_cut(&mut self, cx: &mut TcpContext<'_>) {
-        self.cut();
-        cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
-        if !self.tcb.is_timer(Timer::Persist) {
-            self.tcb.restart_retransmission_timer(cx);
+            sender.resegment_and_resend(tcb, cx);
         }
     }
 
     /// Checks for a black hole at a retransmission timeout: after several in a row, a router may be
     /// dropping full segments without an ICMP error (RFC 8899 section 4.3).
-    pub(crate) fn suspect_black_hole(&mut self, cx: &mut TcpContext<'_>) {
-        if self.timeouts_in_row() < SUSPICIOUS {
+    pub(crate) fn suspect_black_hole<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        sender: &mut Sender<R>,
+        cx: &mut TcpContext<'_>,
+    ) {
+        if sender.timeouts_in_row() < SUSPICIOUS {
             return;
         }
-        self.split_multi_segments();
-        let (first, at) = self
+        sender.split_multi_segments(tcb);
+        let (first, at) = sender
             .send_queue
             .sent
             .front()
             .map_or((0, 0), |segment| (segment.len, segment.at));
-        let least = self.template.is_v6() || self.timeouts_in_row() >= 2 * SUSPICIOUS;
+        let least = self.template.is_v6() || sender.timeouts_in_row() >= 2 * SUSPICIOUS;
         let mtu = match (self.template.is_v6(), least) {
             (true, _) => MIN_V6,
             (false, false) => BASE,
             (false, true) => BASE_V4,
         };
-        let base = self.emss_for(mtu);
+        let base = self.emss_for(tcb, mtu);
         // Not if the peer shrank its window: then the peer itself refuses the retransmissions. And
         // not if a segment longer than `base`, sent no earlier, was SACKed.
-        let shut = self.tcb.snd_wnd < self.tcb.flight() && self.tcb.last_rx >= at;
+        let shut = tcb.snd_wnd < tcb.flight() && tcb.last_rx >= at;
         let passes = |segment: &InFlightSegment| {
             segment.flags & SACKED != 0 && segment.len > u32::from(base) && segment.at >= at
         };
         if first > u32::from(base)
-            && base < self.tcb.emss
+            && base < tcb.emss
             && !shut
-            && !self.send_queue.sent.iter().any(passes)
+            && !sender.send_queue.sent.iter().any(passes)
         {
             // In an outage no packet arrives. A probe without payload goes with the retransmission:
             // if only the probe is answered, the path carries short packets only.
-            if !self
+            if !sender
                 .recovery
                 .as_ref()
                 .is_some_and(|recovery| recovery.is_answered)
             {
-                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_PROBE);
+                cx.schedule_output(tcb, ConnectionFlags::NEED_PROBE);
                 return;
             }
             cx.shared.stats.black_holes += 1;
             let now_ticks = to_long_ticks(cx.now.0);
-            let to = self.template.key().remote().ip();
-            let cut = (self.id(cx.index), self.tcb.snd_nxt);
+            let to = self.remote();
+            let cut = (cx.id, tcb.snd_nxt);
             cx.shared.paths.learn(
                 to,
                 PathSearch::from_black_hole(mtu, least, cut, now_ticks),
                 now_ticks,
             );
-            self.narrow(cx, base);
+            self.narrow(tcb, sender, cx, base);
         }
     }
 }

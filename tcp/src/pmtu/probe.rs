@@ -9,19 +9,18 @@
 //! the owner is asked for one longer record ([`Events::MTU_PROBE`], [`Stack::mtu_probe_len`]), so
 //! that no record is split unless that probe is lost.
 
-use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::to_long_ticks;
 use crate::congestion::RecoveryPhase;
-use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
+use crate::connection::path::PathState;
+use crate::connection::sender::Sender;
 use crate::loss::recovery::Recovery;
 use crate::pmtu::search::SearchStep;
-use crate::queues::send_queue::{LOST, MTU_PROBE, TransmitQueue};
+use crate::queues::send_queue::{InFlightSegment, LOST, SegmentPlan, TransmitQueue};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -31,10 +30,10 @@ use crate::tcb::timer::Timer;
 const RETRY_SOON_TICKS: u64 = 16;
 const RETRY_LATER_TICKS: u64 = 954;
 
-/// The result of an attempt to probe.
+/// The next step of the MTU search.
 pub(crate) enum ProbeStep {
-    /// A probe with this number of payload bytes was sent.
-    Sent(u32),
+    /// This segment is to be sent as a probe; [`PathState::on_probe_sent`] follows.
+    Send(SegmentPlan),
     /// New segments wait until the window has room for the probe.
     Hold,
     /// The owner was asked for a longer record: until that record is next, segments are sent one at
@@ -82,68 +81,65 @@ impl SharedState {
     }
 }
 
-impl<B: RecvBuf, R> Connection<B, R> {
+impl PathState {
     /// Lets the connection take part in the search from this tick on. For narrow paths only.
-    pub(crate) fn schedule_search(&mut self, cx: &mut TcpContext<'_>, at_tick: u64) {
+    pub(crate) fn schedule_search(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>, at_tick: u64) {
         self.search_at = at_tick as u32;
         if to_long_ticks(cx.now.0) >= at_tick {
-            self.tcb.flags |= ConnectionFlags::SEARCH_DUE;
+            tcb.flags |= ConnectionFlags::SEARCH_DUE;
         } else {
-            self.tcb.flags.remove(ConnectionFlags::SEARCH_DUE);
-            cx.schedule_timer(&mut self.tcb, at_tick << 20);
+            tcb.flags.remove(ConnectionFlags::SEARCH_DUE);
+            cx.schedule_timer(tcb, at_tick << 20);
         }
     }
 
-    /// Applies the confirmed size of the path, and sends the next probe if one is due.
+    /// Applies the confirmed size of the path, and plans the next probe if one is due.
     #[cold]
-    pub(crate) fn probe_path(
+    pub(crate) fn next_probe<R>(
         &mut self,
+        tcb: &mut Tcb,
+        sender: &Sender<R>,
         cx: &mut TcpContext<'_>,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<ProbeStep, SinkFull> {
+    ) -> ProbeStep {
         let now_ticks = to_long_ticks(cx.now.0);
-        let me = self.id(cx.index);
+        let me = cx.id;
         // RFC 4821 section 7.4: no losses are outstanding.
-        let open = matches!(self.tcb.state, TcpState::Established | TcpState::CloseWait);
+        let open = matches!(tcb.state, TcpState::Established | TcpState::CloseWait);
         if !open
-            || self.tcb.phase != RecoveryPhase::Open
-            || self.tcb.has(ConnectionFlags::RECOVERING)
-            || self.tcb.is_timer(Timer::Persist)
-            || self.timeouts_in_row() > 0
+            || tcb.phase != RecoveryPhase::Open
+            || tcb.has(ConnectionFlags::RECOVERING)
+            || tcb.is_timer(Timer::Persist)
+            || sender.timeouts_in_row() > 0
         {
-            return Ok(ProbeStep::Later);
+            return ProbeStep::Later;
         }
-        if !self.tcb.has(ConnectionFlags::SACK) {
-            cx.shared.paths.forget(self.template.key().remote().ip());
-            self.widen(cx, self.emss_agreed);
-            return Ok(ProbeStep::Later);
+        if !tcb.has(ConnectionFlags::SACK) {
+            cx.shared.paths.forget(self.remote());
+            widen(tcb, sender, cx, sender.emss_agreed);
+            return ProbeStep::Later;
         }
-        let max = self.mtu_of(self.emss_agreed);
-        let own = self.mtu_of(self.tcb.emss);
-        let Some(path) = cx
-            .shared
-            .paths
-            .search(self.template.key().remote().ip(), own, now_ticks)
-        else {
-            self.schedule_search(cx, now_ticks + RETRY_LATER_TICKS);
-            return Ok(ProbeStep::Later);
+        let max = self.mtu_of(tcb, sender.emss_agreed);
+        let own = self.mtu_of(tcb, tcb.emss);
+        let Some(path) = cx.shared.paths.search(self.remote(), own, now_ticks) else {
+            self.schedule_search(tcb, cx, now_ticks + RETRY_LATER_TICKS);
+            return ProbeStep::Later;
         };
         if let Some((end, size)) = path.probe_of(me) {
-            if self.tcb.snd_una.lt(end) {
-                return Ok(ProbeStep::Later);
+            if tcb.snd_una.lt(end) {
+                return ProbeStep::Later;
             }
             cx.shared.stats.mtu_probes_passed += u64::from(size > path.plpmtu);
             path.probe_confirmed(size, now_ticks);
         }
         if path.plpmtu.min(max) > own {
             // The congestion window is unchanged in bytes (RFC 8899 section 3 item 7).
-            let emss = self.emss_for(path.plpmtu).min(self.emss_agreed);
+            let emss = self.emss_for(tcb, path.plpmtu).min(sender.emss_agreed);
             if path.is_whole(max) {
-                cx.shared.paths.forget(self.template.key().remote().ip());
+                cx.shared.paths.forget(self.remote());
             }
-            self.widen(cx, emss);
+            widen(tcb, sender, cx, emss);
             // The owner must make its records longer before the search continues.
-            return Ok(ProbeStep::Later);
+            return ProbeStep::Later;
         }
         // Another connection to this destination may have found a smaller size than this one uses.
         if path.plpmtu < own || path.is_taken_by_other(me, now_ticks) {
@@ -152,74 +148,63 @@ impl<B: RecvBuf, R> Connection<B, R> {
             } else {
                 RETRY_SOON_TICKS
             };
-            self.schedule_search(cx, now_ticks + wait);
-            return Ok(ProbeStep::Later);
+            self.schedule_search(tcb, cx, now_ticks + wait);
+            return ProbeStep::Later;
         }
         let size = match path.next_step(max, now_ticks) {
             SearchStep::Probe(size) => size,
             SearchStep::At(at) => {
-                self.schedule_search(cx, at);
-                return Ok(ProbeStep::Later);
+                self.schedule_search(tcb, cx, at);
+                return ProbeStep::Later;
             }
         };
-        self.send_probe(cx, size, tx)
+        self.plan_probe(tcb, sender, cx, size)
     }
 
-    /// Allows segments of up to `emss` bytes from now on.
-    fn widen(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
-        self.tcb.emss = emss;
-        if emss == self.emss_agreed {
-            self.tcb
-                .flags
-                .remove(ConnectionFlags::NARROW_PATH | ConnectionFlags::SEARCH_DUE);
-        }
-        cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
-    }
-
-    /// Sends a probe in a packet of `size` bytes if the stream has enough data, or asks the owner
+    /// Plans a probe in a packet of `size` bytes if the stream has enough data, or asks the owner
     /// for a sufficiently long record.
-    fn send_probe(
+    fn plan_probe<R>(
         &mut self,
+        tcb: &mut Tcb,
+        sender: &Sender<R>,
         cx: &mut TcpContext<'_>,
         size: u16,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<ProbeStep, SinkFull> {
+    ) -> ProbeStep {
         let now_ticks = to_long_ticks(cx.now.0);
-        let me = self.id(cx.index);
-        let own = self.mtu_of(self.tcb.emss);
-        let to = self.template.key().remote().ip();
+        let me = cx.id;
+        let own = self.mtu_of(tcb, tcb.emss);
+        let to = self.remote();
         let Some(path) = cx.shared.paths.search(to, own, now_ticks) else {
-            return Ok(ProbeStep::Later);
+            return ProbeStep::Later;
         };
-        let tcb = &self.tcb;
-        let (emss, probe) = (u32::from(tcb.emss), u32::from(self.emss_for(size)));
-        let Some(plan) = self.send_queue.plan_segment(probe, probe) else {
-            return Ok(ProbeStep::Later);
+        let (emss, probe) = (u32::from(tcb.emss), u32::from(self.emss_for(tcb, size)));
+        let Some(plan) = sender.send_queue.plan_segment(probe, probe) else {
+            return ProbeStep::Later;
         };
         let asked = path.is_asked(me);
-        let long = self.send_queue.next_len() > emss;
+        let long = sender.send_queue.next_len() > emss;
         let least = emss + u32::from(path.granularity()).min(probe - emss);
         if plan.len < least || (asked && !long) {
             // If each record fills a segment, no longer segment can be made: the owner is asked. A
             // connection with small records does not need the search.
-            let full = self
+            let full = sender
                 .send_queue
                 .plan_segment(emss, emss)
                 .is_some_and(|plan| plan.len * 8 >= emss * 7);
             if !asked && !full {
-                self.schedule_search(cx, now_ticks + RETRY_SOON_TICKS);
-                return Ok(ProbeStep::Later);
+                self.schedule_search(tcb, cx, now_ticks + RETRY_SOON_TICKS);
+                return ProbeStep::Later;
             }
             match path.ask_owner(me, now_ticks) {
                 Some(first) => {
                     if first {
-                        cx.raise_event(&mut self.tcb, Events::MTU_PROBE);
+                        cx.raise_event(tcb, Events::MTU_PROBE);
                     }
-                    return Ok(ProbeStep::Asked);
+                    return ProbeStep::Asked;
                 }
                 None => {
-                    self.schedule_search(cx, now_ticks + RETRY_LATER_TICKS);
-                    return Ok(ProbeStep::Later);
+                    self.schedule_search(tcb, cx, now_ticks + RETRY_LATER_TICKS);
+                    return ProbeStep::Later;
                 }
             }
         }
@@ -228,47 +213,53 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let window = tcb.snd_wnd.saturating_sub(tcb.flight());
         let usable = window.min(tcb.window.available(tcb.pipe));
         if plan.len > tcb.window.cwnd().min(tcb.snd_wnd) {
-            return Ok(ProbeStep::Later);
+            return ProbeStep::Later;
         }
         let followed = tcb.unsent >= plan.len + emss;
         if plan.len > usable || !followed {
             if tcb.pipe > 0 && (followed || asked) {
-                return Ok(ProbeStep::Hold);
+                return ProbeStep::Hold;
             }
             // A record that the owner made for the probe is sent in one piece, even if no data
             // follows.
             if !asked || plan.len > window {
-                return Ok(ProbeStep::Later);
+                return ProbeStep::Later;
             }
         }
-        let size = self.mtu_of(plan.len as u16);
-        let mut segment = self
-            .send_queue
-            .make_segment(&plan, self.tcb.snd_nxt, false, cx.now.0);
-        segment.flags |= MTU_PROBE;
-        self.emit_new_segment(cx, &segment, tx)?;
-        self.send_queue.commit_plan(&plan);
-        let tcb = &mut self.tcb;
-        tcb.pipe += plan.len;
-        tcb.unsent -= plan.len;
-        tcb.forbid_splitting();
+        ProbeStep::Send(plan)
+    }
+
+    /// Records that `segment` was sent as a probe.
+    pub(crate) fn on_probe_sent(
+        &mut self,
+        tcb: &mut Tcb,
+        cx: &mut TcpContext<'_>,
+        segment: &InFlightSegment,
+    ) {
+        let now_ticks = to_long_ticks(cx.now.0);
+        let own = self.mtu_of(tcb, tcb.emss);
+        let size = self.mtu_of(tcb, segment.len as u16);
         let max_wait =
             (tcb.rtt.retransmission_timeout(&cx.shared.rto_limits, 2) >> 20).min(RETRY_LATER_TICKS);
-        if let Some(path) = cx.shared.paths.search(to, own, now_ticks) {
-            path.probe_sent(me, segment.end_seq(), size, max_wait, now_ticks);
+        if let Some(path) = cx.shared.paths.search(self.remote(), own, now_ticks) {
+            path.probe_sent(cx.id, segment.end_seq(), size, max_wait, now_ticks);
         }
-        self.schedule_search(cx, now_ticks);
-        Ok(ProbeStep::Sent(plan.len))
+        self.schedule_search(tcb, cx, now_ticks);
     }
 
     /// Handles the probe timeout (RFC 8985 section 7.2). If the last segment is an MTU probe, it is
     /// resegmented instead of being retransmitted whole. Returns `false` if it is not.
-    pub(crate) fn probe_unanswered(&mut self, cx: &mut TcpContext<'_>) -> bool {
-        if !self.tcb.has(ConnectionFlags::NARROW_PATH) || self.tcb.unsent > 0 {
+    pub(crate) fn probe_unanswered<R>(
+        &self,
+        tcb: &mut Tcb,
+        sender: &mut Sender<R>,
+        cx: &mut TcpContext<'_>,
+    ) -> bool {
+        if !tcb.has(ConnectionFlags::NARROW_PATH) || tcb.unsent > 0 {
             return false;
         }
-        let emss = u32::from(self.tcb.emss);
-        let Some(&last) = self
+        let emss = u32::from(tcb.emss);
+        let Some(&last) = sender
             .send_queue
             .sent
             .back()
@@ -276,36 +267,41 @@ impl<B: RecvBuf, R> Connection<B, R> {
         else {
             return false;
         };
-        let alone = last.seq == self.tcb.snd_una;
+        let alone = last.seq == tcb.snd_una;
         // Its answer may be a delayed ACK, as for any single segment.
-        let due = last.at + self.tcb.rtt.probe_timeout(&cx.shared.rto_limits, true);
+        let due = last.at + tcb.rtt.probe_timeout(&cx.shared.rto_limits, true);
         if alone && cx.now.0 < due {
-            self.tcb.set_timer(Timer::TailLossProbe, due);
+            tcb.set_timer(Timer::TailLossProbe, due);
             return true;
         }
         let now_ticks = to_long_ticks(cx.now.0);
-        if let Some(path) = cx.shared.paths.get_mut(self.template.key().remote().ip())
-            && path.probe_of(self.id(cx.index)).is_some()
+        if let Some(path) = cx.shared.paths.get_mut(self.remote())
+            && path.probe_of(cx.id).is_some()
         {
             if alone {
                 cx.shared.stats.mtu_probes_lost += 1;
-                path.probe_lost(gap(&self.tcb), now_ticks);
+                path.probe_lost(gap(tcb), now_ticks);
             } else {
-                path.probe_inconclusive(gap(&self.tcb), now_ticks);
+                path.probe_inconclusive(gap(tcb), now_ticks);
             }
         }
-        self.cut();
-        cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
-        self.tcb.restart_retransmission_timer(cx);
+        sender.resegment(tcb);
+        cx.schedule_output(tcb, ConnectionFlags::NONE);
+        tcb.restart_retransmission_timer(cx);
         true
     }
 
     /// Resegments an MTU probe in flight at a retransmission timeout. Its loss counts for the
     /// search only if it is the first unacknowledged segment, and the next probe is delayed for
     /// long (RFC 4821 section 7.6.3).
-    pub(crate) fn probe_timed_out(&mut self, cx: &mut TcpContext<'_>) {
-        let emss = u32::from(self.tcb.emss);
-        let Some(index) = self
+    pub(crate) fn probe_timed_out<R>(
+        &self,
+        tcb: &mut Tcb,
+        sender: &mut Sender<R>,
+        cx: &mut TcpContext<'_>,
+    ) {
+        let emss = u32::from(tcb.emss);
+        let Some(index) = sender
             .send_queue
             .sent
             .iter()
@@ -313,8 +309,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         else {
             return;
         };
-        if let Some(path) = cx.shared.paths.get_mut(self.template.key().remote().ip())
-            && path.probe_of(self.id(cx.index)).is_some()
+        if let Some(path) = cx.shared.paths.get_mut(self.remote())
+            && path.probe_of(cx.id).is_some()
         {
             if index == 0 {
                 cx.shared.stats.mtu_probes_lost += 1;
@@ -323,7 +319,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 path.probe_inconclusive(RETRY_LATER_TICKS, to_long_ticks(cx.now.0));
             }
         }
-        self.cut();
+        sender.resegment(tcb);
     }
 }
 
@@ -331,4 +327,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
 /// most a second.
 fn gap(tcb: &Tcb) -> u64 {
     (tcb.rtt.srtt >> 17).min(RETRY_LATER_TICKS) + 1
+}
+
+/// Allows segments of up to `emss` bytes from now on.
+fn widen<R>(tcb: &mut Tcb, sender: &Sender<R>, cx: &mut TcpContext<'_>, emss: u16) {
+    tcb.emss = emss;
+    if emss == sender.emss_agreed {
+        tcb.flags
+            .remove(ConnectionFlags::NARROW_PATH | ConnectionFlags::SEARCH_DUE);
+    }
+    cx.raise_event(tcb, Events::MSS_CHANGED);
 }

@@ -19,7 +19,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     (
                         conn.tcb.state,
                         conn.tcb.timer(),
-                        conn.template.key().remote(),
+                        conn.path.template.key().remote(),
                     )
                 })
                 .collect();
@@ -51,7 +51,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Returns whether a connection's Ethernet destination has to be looked up before it can send.
     pub fn waits_for_neighbour(&self, id: ConnId) -> bool {
         let conn = self.connections.get(id.index as usize);
-        conn.is_some_and(|conn| conn.neighbour_generation != self.shared.neighbours.generation)
+        conn.is_some_and(|conn| conn.path.neighbour_generation != self.shared.neighbours.generation)
     }
 
     /// Computes the initial sequence number of a connection from `local` to `remote` opened at `now`.

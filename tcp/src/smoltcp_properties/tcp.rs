@@ -11,7 +11,7 @@ use smoltcp::wire::{
 
 use super::{OWN_MAC, PEER_MAC, address_pairs, open_ethernet, vlan_tags};
 use crate::base::sequence::SeqNr;
-use crate::connection::control_segments::syn_options;
+use crate::connection::handshake::syn_options;
 use crate::wire::checksum::{self, OnesComplementSum};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, SYN, Segment};

@@ -259,11 +259,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     fn on_unreachable(&mut self, key: &FlowKey, seq: SeqNr, soft: bool) {
         self.shared.stats.icmp_errors_in += 1;
         let hash = self.shared.table_hasher.hash(key);
-        let Some(index) = self
-            .shared
-            .flow_table
-            .find(hash, |i| self.connections[i as usize].template.carries(key))
-        else {
+        let Some(index) = self.shared.flow_table.find(hash, |i| {
+            self.connections[i as usize].path.template.carries(key)
+        }) else {
             return;
         };
         let conn = &mut self.connections[index as usize];
@@ -275,7 +273,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
             fields.flags.set(SideFlags::SOFT_ERROR, true);
         } else {
             self.shared.stats.attempt_fails += 1;
-            conn.fail_connection(&mut self.shared.context_of(index), Events::UNREACHABLE);
+            conn.fail_connection(
+                &mut self.shared.context_of(conn.id(index)),
+                Events::UNREACHABLE,
+            );
             self.free_if_done(index);
         }
     }
@@ -292,7 +293,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let found = self
             .shared
             .flow_table
-            .find(hash, |i| conns[i as usize].template.carries(key));
+            .find(hash, |i| conns[i as usize].path.template.carries(key));
         let Some(index) = found else { return };
         let conn = &mut self.connections[index as usize];
         let tcb = &conn.tcb;
@@ -301,8 +302,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         {
             return;
         }
-        let emss = conn.emss_for(mtu);
-        let Some(segment) = conn.send_queue.sent.get(conn.send_queue.first_after(seq)) else {
+        let emss = conn.path.emss_for(&conn.tcb, mtu);
+        let Some(segment) = conn
+            .sender
+            .send_queue
+            .sent
+            .get(conn.sender.send_queue.first_after(seq))
+        else {
             return;
         };
         // Segments sent as one super-segment each have the EMSS of that time.
@@ -322,7 +328,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.shared
                 .paths
                 .learn(to, PathSearch::from_router_mtu(mtu, now_ticks), now_ticks);
-            conn.narrow(&mut self.shared.context_of(index), emss);
+            let cx = &mut self.shared.context_of(conn.id(index));
+            conn.path.narrow(&mut conn.tcb, &mut conn.sender, cx, emss);
         } else if probe {
             // The answer to an MTU probe (section 4.6.2): the current size is kept, and the search goes on
             // below the reported size.
@@ -330,9 +337,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 && path.probe_of(conn.id(index)).is_some()
             {
                 path.limited_by_router(mtu, now_ticks);
-                conn.schedule_search(&mut self.shared.context_of(index), now_ticks);
+                let cx = &mut self.shared.context_of(conn.id(index));
+                conn.path.schedule_search(&mut conn.tcb, cx, now_ticks);
             }
-            conn.send_cut(&mut self.shared.context_of(index));
+            let cx = &mut self.shared.context_of(conn.id(index));
+            conn.sender.resegment_and_resend(&mut conn.tcb, cx);
         }
     }
 }

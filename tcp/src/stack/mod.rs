@@ -28,7 +28,7 @@ use crate::base::time::Instant;
 use crate::config::StackConfig;
 use crate::connection::closing_list::Closing;
 use crate::connection::context::SharedState;
-use crate::connection::receive_window::LONG_PATH;
+use crate::connection::receiver::LONG_PATH;
 use crate::connection::{Connection, NO_LISTENER};
 use crate::ip::reassembly::ReassemblyTable;
 use crate::link::address_conflicts::AddressConflict;
@@ -152,8 +152,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let tcb = &conn.tcb;
         Some(TcpInfo {
             state: tcb.state,
-            local: conn.template.key().local(),
-            remote: conn.template.key().remote(),
+            local: conn.path.template.key().local(),
+            remote: conn.path.template.key().remote(),
             user: tcb.user,
             listener: (conn.listener != NO_LISTENER).then_some(ListenerId(conn.listener)),
             effective_mss: usize::from(tcb.emss),
@@ -162,7 +162,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             send_window: tcb.snd_wnd,
             in_flight: tcb.flight(),
             unsent: tcb.unsent,
-            readable: conn.receive_queue.len_bytes(),
+            readable: conn.receiver.receive_queue.len_bytes(),
             srtt: (tcb.rtt.srtt > 0).then(|| Duration::from_nanos(tcb.rtt.srtt)),
             timestamps: tcb.has(ConnectionFlags::TIMESTAMPS),
             sack: tcb.has(ConnectionFlags::SACK),
@@ -171,7 +171,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 tcb.rtt
                     .retransmission_timeout(&self.shared.rto_limits, tcb.backoff),
             ),
-            retransmits: conn.retransmits,
+            retransmits: conn.sender.retransmits,
             timeouts: self.shared.side_table.timeouts(id.index),
             peer_fin: tcb.has(ConnectionFlags::FIN_RECEIVED),
         })
@@ -209,7 +209,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         match tcb.state {
             TcpState::SynSent => {
-                conn.fail_connection(&mut self.shared.context_of(index), Events::NONE);
+                conn.fail_connection(&mut self.shared.context_of(conn.id(index)), Events::NONE);
                 return;
             }
             TcpState::SynReceived => {}
@@ -226,7 +226,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         tcb.flags |= ConnectionFlags::FIN_QUEUED;
         self.shared
             .schedule_output(index, tcb, ConnectionFlags::NONE);
-        conn.update_active_count(&mut self.shared.context_of(index));
+        self.shared
+            .context_of(conn.id(index))
+            .update_active_count(&mut conn.tcb);
     }
 
     /// Ends the connection at once; the next `poll` sends the reset. Queued records stay until
@@ -236,8 +238,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if self.connection(id).is_some() {
             let conn = &mut self.connections[id.index as usize];
             if conn.tcb.state != TcpState::Closed {
-                conn.schedule_reset(&mut self.shared.context_of(id.index));
-                conn.fail_connection(&mut self.shared.context_of(id.index), Events::NONE);
+                conn.path
+                    .schedule_reset(&mut conn.tcb, &mut self.shared.context_of(id));
+                conn.fail_connection(&mut self.shared.context_of(id), Events::NONE);
             }
         }
     }
@@ -257,21 +260,22 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if matches!(
             conn.tcb.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2 | TcpState::CloseWait
-        ) && !conn.receive_queue.is_empty()
+        ) && !conn.receiver.receive_queue.is_empty()
         {
-            conn.schedule_reset(&mut self.shared.context_of(index));
-            conn.enter_closed(&mut self.shared.context_of(index));
+            conn.path
+                .schedule_reset(&mut conn.tcb, &mut self.shared.context_of(id));
+            conn.enter_closed(&mut self.shared.context_of(id));
         }
         self.start_close(index);
         let conn = &mut self.connections[index as usize];
         conn.tcb.flags |= ConnectionFlags::RELEASED;
         conn.tcb.events = 0;
-        conn.receive_queue.clear();
+        conn.receiver.receive_queue.clear();
         // Out-of-order data can no longer be read; data that fills the hole is answered with a reset.
-        conn.out_of_order = None;
-        let cx = &mut self.shared.context_of(index);
-        conn.update_held_buffers(cx);
-        conn.start_orphan_timer(cx);
+        conn.receiver.out_of_order = None;
+        let cx = &mut self.shared.context_of(conn.id(index));
+        conn.receiver.update_held_buffers(cx);
+        conn.tcb.start_orphan_timer(cx);
         if conn.tcb.state == TcpState::TimeWait {
             self.shared.closing.push(Closing::TimeWait, index);
         }
@@ -328,13 +332,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn receive_queue(&mut self, id: ConnId) -> Option<&mut ReceiveQueue<B>> {
         self.connection(id)?;
         let conn = &mut self.connections[id.index as usize];
-        conn.update_held_buffers(&mut self.shared.context_of(id.index));
+        conn.receiver
+            .update_held_buffers(&mut self.shared.context_of(id));
         // The caller may consume data and thereby open the window: `poll` checks.
         if conn.tcb.state != TcpState::Closed {
             self.shared
                 .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
         }
-        Some(&mut conn.receive_queue)
+        Some(&mut conn.receiver.receive_queue)
     }
 
     /// Visits each out-of-order segment not visited yet. `visit` gets its offset in bytes from the first
@@ -345,8 +350,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         }
         let conn = &mut self.connections[id.index as usize];
-        let (next, queued) = (conn.tcb.rcv_nxt, conn.receive_queue.len_bytes());
-        if let Some(queue) = &mut conn.out_of_order {
+        let (next, queued) = (conn.tcb.rcv_nxt, conn.receiver.receive_queue.len_bytes());
+        if let Some(queue) = &mut conn.receiver.out_of_order {
             queue.show_unseen(|seq, block| visit(queued + (seq - next) as usize, block));
         }
     }
@@ -396,7 +401,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             for &index in &due[..n] {
                 let conn = &mut self.connections[index as usize];
-                if conn.on_timer(&mut self.shared.context_of(index)) {
+                if conn.on_timer(&mut self.shared.context_of(conn.id(index))) {
                     self.free_slot(index);
                 }
             }
@@ -430,16 +435,21 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 continue;
             }
             conn.tcb.flags &= !ConnectionFlags::IN_OUTPUT_LIST;
-            conn.update_held_buffers(&mut self.shared.context_of(index));
+            conn.receiver
+                .update_held_buffers(&mut self.shared.context_of(conn.id(index)));
             if conn.tcb.rtt.srtt >= LONG_PATH {
-                conn.tune_window(&mut self.shared.context_of(index));
+                conn.receiver
+                    .tune_window(&conn.tcb, &mut self.shared.context_of(conn.id(index)));
             }
             let is_closed = conn.tcb.state == TcpState::Closed;
             let before = conn.tcb.snd_nxt;
             let sent = if is_closed {
-                conn.send_pending_reset(&mut self.shared.context_of(index), sink)
+                {
+                    let cx = &mut self.shared.context_of(conn.id(index));
+                    conn.path.send_pending_reset(&mut conn.tcb, cx, sink)
+                }
             } else {
-                conn.send_pending(&mut self.shared.context_of(index), sink)
+                conn.send_pending(&mut self.shared.context_of(conn.id(index)), sink)
             };
             if sent.is_err() {
                 conn.tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
@@ -468,7 +478,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.shared.awaited_answers.pop_front();
             let conn = &mut self.connections[index as usize];
             if conn.tcb.ack_at == at {
-                conn.on_answer_missed(&mut self.shared.context_of(index));
+                conn.on_answer_missed(&mut self.shared.context_of(conn.id(index)));
             }
         }
     }
@@ -497,7 +507,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let Some(conn) = conn.filter(|conn| conn.generation == generation) else {
                 continue;
             };
-            conn.on_neighbour_failed(&mut self.shared.context_of(index));
+            conn.on_neighbour_failed(&mut self.shared.context_of(conn.id(index)));
             self.free_if_done(index);
         }
     }

@@ -177,7 +177,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .fields_of(index)
                 .set_quota_owner(owner);
             let conn = &mut self.connections[index as usize];
-            conn.ensure_resolved(&mut self.shared.context_of(index));
+            let cx = &mut self.shared.context_of(conn.id(index));
+            conn.path
+                .ensure_resolved(&mut conn.tcb, &mut conn.sender, cx);
         }
         Ok(ConnId {
             index,
@@ -205,7 +207,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let hash = self.shared.table_hasher.hash(&key);
         let mut previous = None;
         if let Some(index) = self.shared.flow_table.find(hash, |i| {
-            self.connections[i as usize].template.carries(&key)
+            self.connections[i as usize].path.template.carries(&key)
         }) {
             let conn = &mut self.connections[index as usize];
             if conn.tcb.state != TcpState::TimeWait || !conn.tcb.has(ConnectionFlags::TIMESTAMPS) {
@@ -213,7 +215,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             self.shared.stats.time_wait_recycled += 1;
             previous = Some(conn.tcb.snd_nxt);
-            conn.enter_closed(&mut self.shared.context_of(index));
+            conn.enter_closed(&mut self.shared.context_of(conn.id(index)));
             self.free_if_done(index);
         }
         Some((key, previous))
@@ -267,7 +269,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             let hash = self.shared.table_hasher.hash(&key);
             let holder = self.shared.flow_table.find(hash, |i| {
-                self.connections[i as usize].template.carries(&key)
+                self.connections[i as usize].path.template.carries(&key)
             });
             match holder {
                 _ if Some(local) == remote => {}
@@ -358,6 +360,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Starts the handshake of an active or passive open.
     pub(crate) fn start_handshake(&mut self, index: u32, previous: Option<SeqNr>) {
         let conn = &mut self.connections[index as usize];
-        conn.start_handshake(&mut self.shared.context_of(index), previous);
+        conn.start_handshake(&mut self.shared.context_of(conn.id(index)), previous);
     }
 }

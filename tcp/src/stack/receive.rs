@@ -186,6 +186,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         buffer.advance(segment.headers);
         self.connections[coalescer.index as usize]
+            .receiver
             .receive_queue
             .push(buffer);
         None
@@ -194,7 +195,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     fn finish_coalescing(&mut self, coalescer: &mut RxCoalescer) {
         if let Some(conn) = self.connections.get_mut(coalescer.index as usize) {
-            conn.on_coalesced_segments(&mut self.shared.context_of(coalescer.index), coalescer);
+            coalescer.finish(conn, &mut self.shared.context_of(conn.id(coalescer.index)));
         }
     }
 
@@ -333,7 +334,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.connections
             .get(self.last_connection as usize)
             .is_some_and(|conn| {
-                conn.template.carries(key) && conn.tcb.has(ConnectionFlags::IN_FLOW_TABLE)
+                conn.path.template.carries(key) && conn.tcb.has(ConnectionFlags::IN_FLOW_TABLE)
             })
     }
 
@@ -370,11 +371,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     ) -> bool {
         if !self.is_last_connection(key) {
             let hash = hash.unwrap_or_else(|| self.shared.table_hasher.hash(key));
-            match self
-                .shared
-                .flow_table
-                .find(hash, |i| self.connections[i as usize].template.carries(key))
-            {
+            match self.shared.flow_table.find(hash, |i| {
+                self.connections[i as usize].path.template.carries(key)
+            }) {
                 Some(i) => self.last_connection = i,
                 None if seg.flags & (SYN | RST | ACK) == ACK
                     && let Some(opened) = self.cookie_returned(now, key, seg, origin.src_mac) =>
@@ -414,10 +413,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     ) {
         let conn = &mut self.connections[index as usize];
         if let Err(buffer) =
-            conn.try_header_prediction(&mut self.shared.context_of(index), seg, buffer)
+            conn.try_header_prediction(&mut self.shared.context_of(conn.id(index)), seg, buffer)
         {
             let payload = buffer.remaining() as u32;
-            match conn.process_segment(&mut self.shared.context_of(index), seg, buffer) {
+            match conn.process_segment(&mut self.shared.context_of(conn.id(index)), seg, buffer) {
                 SegmentVerdict::Done => self.free_if_done(index),
                 SegmentVerdict::Reset => {
                     self.free_if_done(index);
@@ -516,19 +515,19 @@ impl RxCoalescer {
         if tcb.state != TcpState::Established
             || tcb.is_timer(Timer::Persist)
             || tcb.flags & NEVER != ConnectionFlags::TIMESTAMPS
-            || conn.out_of_order.is_some()
+            || conn.receiver.out_of_order.is_some()
             || window > 0xffff
             || window << tcb.scales.send() != tcb.snd_wnd
         {
             return;
         }
-        let own = conn.counted_buffers as usize;
+        let own = conn.receiver.counted_buffers as usize;
         // Beyond a quarter, segments share buffers.
         let room = (sh.config.max_recv_buffers / 4).saturating_sub(own);
         let all = sh.config.max_held_buffers.saturating_sub(sh.held_buffers);
         self.index = index;
-        self.v6 = conn.template.is_v6();
-        (self.addresses, self.ports) = conn.template.key().in_peer_headers();
+        self.v6 = conn.path.template.is_v6();
+        (self.addresses, self.ports) = conn.path.template.key().in_peer_headers();
         self.match_next = tcb.rcv_nxt;
         self.ack = tcb.snd_una;
         self.window = window as u16;
@@ -647,31 +646,26 @@ impl RxCoalescer {
         self.bytes += segment.len;
         self.push |= segment.push;
     }
-}
 
-impl<B: RecvBuf, R> Connection<B, R> {
     /// Updates the connection for all segments of the run, whose payload is already in the receive
     /// queue.
     #[inline]
-    fn on_coalesced_segments(&mut self, cx: &mut TcpContext<'_>, coalescer: &mut RxCoalescer) {
-        coalescer.index = NO_CONNECTION;
-        if coalescer.segs == 0 {
+    fn finish<B: RecvBuf, R>(&mut self, conn: &mut Connection<B, R>, cx: &mut TcpContext<'_>) {
+        self.index = NO_CONNECTION;
+        if self.segs == 0 {
             return;
         }
-        cx.shared.stats.in_segs += u64::from(coalescer.segs);
-        cx.shared.stats.hp_hits += u64::from(coalescer.segs);
-        let tcb = &mut self.tcb;
+        cx.shared.stats.in_segs += u64::from(self.segs);
+        cx.shared.stats.hp_hits += u64::from(self.segs);
+        let tcb = &mut conn.tcb;
         tcb.last_rx = cx.now.0;
         tcb.probes = 0;
         // TS.Recent stays: only the segment that begins where the last ACK ended updates it (RFC
         // 7323 section 4.3), and that can only be the one before this run.
-        tcb.snd_wl1 = coalescer.match_next - 1;
-        tcb.snd_wl2 = coalescer.ack;
-        self.on_delivered(
-            cx,
-            (coalescer.buffers, coalescer.counted, coalescer.bytes),
-            coalescer.push,
-        );
+        tcb.snd_wl1 = self.match_next - 1;
+        tcb.snd_wl2 = self.ack;
+        let run = (self.buffers, self.counted, self.bytes);
+        conn.receiver.on_delivered(tcb, cx, run, self.push);
     }
 }
 

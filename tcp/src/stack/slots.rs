@@ -26,21 +26,22 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Frees a closed connection that has no owner and no reset to send.
     pub(crate) fn free_if_done(&mut self, index: u32) {
-        if self.connections[index as usize].is_done() {
+        if self.connections[index as usize].tcb.is_done() {
             self.free_slot(index);
         }
     }
 
     pub(crate) fn free_slot(&mut self, index: u32) {
         let conn = &mut self.connections[index as usize];
-        conn.enter_closed(&mut self.shared.context_of(index));
+        conn.enter_closed(&mut self.shared.context_of(conn.id(index)));
         self.shared.timer_wheel.remove_entry(index);
         conn.generation = conn.generation.wrapping_add(1);
         conn.tcb.flags &= ConnectionFlags::IN_OUTPUT_LIST;
         conn.tcb.events = 0;
-        conn.send_queue = TransmitQueue::new();
-        conn.receive_queue.clear();
-        conn.update_held_buffers(&mut self.shared.context_of(index));
+        conn.sender.send_queue = TransmitQueue::new();
+        conn.receiver.receive_queue.clear();
+        conn.receiver
+            .update_held_buffers(&mut self.shared.context_of(conn.id(index)));
         self.free_slots.push(index);
     }
 
@@ -95,7 +96,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         }
         if let Some(index) = self.shared.closing.oldest(Closing::Orphan)
-            && self.connections[index as usize].hand_over_reset(&mut self.shared.context_of(index))
+            && let conn = &self.connections[index as usize]
+            && conn
+                .path
+                .hand_over_reset(&conn.tcb, &mut self.shared.context_of(conn.id(index)))
         {
             self.shared.stats.orphans_evicted += 1;
             self.free_slot(index);

@@ -13,7 +13,7 @@ use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::timestamp_at;
 use crate::connection::context::SharedState;
-use crate::connection::control_segments::syn_options;
+use crate::connection::handshake::syn_options;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
@@ -158,8 +158,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let offset = self.shared.timestamp_offset(key);
         let conn = &mut self.connections[index as usize];
         conn.listener = listener;
-        conn.timestamp_offset = offset;
-        conn.apply_peer_syn(&mut self.shared.context_of(index), &syn);
+        conn.path.timestamp_offset = offset;
+        conn.apply_peer_syn(&mut self.shared.context_of(conn.id(index)), &syn);
         let tcb = &mut conn.tcb;
         tcb.user = user;
         tcb.state = TcpState::SynReceived;
@@ -170,7 +170,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         tcb.snd_wl2 = SeqNr(got);
         // The time of the SYN-ACK is not recorded: a backoff of 1 prevents a round-trip measurement.
         tcb.backoff = 1;
-        conn.update_active_count(&mut self.shared.context_of(index));
+        self.shared
+            .context_of(conn.id(index))
+            .update_active_count(&mut conn.tcb);
         Some(Some(index))
     }
 }

@@ -6,7 +6,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
-use crate::base::time::{Instant, timestamp_at};
+use crate::base::time::Instant;
 use crate::pmtu::search::{PathSearch, SearchStep};
 use crate::queues::send_queue::TransmitQueue;
 use crate::stack::Stack;
@@ -69,9 +69,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn prefetch_queues_for_sending(&mut self, id: ConnId) {
         if let Some(conn) = self.connections.get_mut(id.index as usize) {
-            conn.send_queue.reuse_memory();
-            conn.send_queue.prefetch::<B>();
-            if let Some(recovery) = &conn.recovery {
+            conn.sender.send_queue.reuse_memory();
+            conn.sender.send_queue.prefetch::<B>();
+            if let Some(recovery) = &conn.sender.recovery {
                 B::prefetch(&raw const **recovery);
             }
         }
@@ -136,7 +136,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })?;
         let before = conn.tcb.unsent;
         let mut records = NewRecords {
-            send_queue: &mut conn.send_queue,
+            send_queue: &mut conn.sender.send_queue,
             unsent: before,
         };
         let result = fill(&mut records);
@@ -146,7 +146,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         conn.tcb.unsent = unsent;
         if !conn.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
-            conn.update_active_count(&mut self.shared.context_of(id.index));
+            self.shared
+                .context_of(id)
+                .update_active_count(&mut conn.tcb);
         }
         self.shared
             .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
@@ -177,7 +179,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             if is_full
                 || data
                     && conn
-                        .send_pending_data(&mut self.shared.context_of(id.index), sink)
+                        .send_pending_data(&mut self.shared.context_of(id), sink)
                         .is_err()
             {
                 conn.tcb.flags |= ack;
@@ -198,7 +200,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn take_acked(&mut self, id: ConnId, visit: impl FnMut(R)) {
         if let Some(conn) = self.connection_mut(id) {
-            conn.send_queue.take_acked(visit);
+            conn.sender.send_queue.take_acked(visit);
         }
     }
 
@@ -207,7 +209,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn take_acked_units(&mut self, id: ConnId, visit: impl FnMut(&R, Range<u16>)) {
         if let Some(conn) = self.connection_mut(id) {
-            conn.send_queue.take_acked_units(visit);
+            conn.sender.send_queue.take_acked_units(visit);
         }
     }
 
@@ -217,7 +219,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if let Some(conn) = self.connection_mut(id)
             && matches!(conn.tcb.state, TcpState::Closed | TcpState::TimeWait)
         {
-            conn.send_queue.drain_all(visit);
+            conn.sender.send_queue.drain_all(visit);
         }
     }
 
@@ -226,15 +228,21 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// `None`: no probe is wanted any more.
     pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
         let conn = self.connection(id)?;
-        let mut path: PathSearch = *self.shared.paths.get(conn.template.key().remote().ip())?;
+        let mut path: PathSearch = *self
+            .shared
+            .paths
+            .get(conn.path.template.key().remote().ip())?;
         if !conn.tcb.has(ConnectionFlags::NARROW_PATH)
             || !path.is_asked(id)
-            || conn.send_queue.next_len() > conn.tcb.emss.into()
+            || conn.sender.send_queue.next_len() > conn.tcb.emss.into()
         {
             return None;
         }
-        match path.next_step(conn.mtu_of(conn.emss_agreed), path.asked_at()?) {
-            SearchStep::Probe(size) => Some(conn.emss_for(size).into()),
+        match path.next_step(
+            conn.path.mtu_of(&conn.tcb, conn.sender.emss_agreed),
+            path.asked_at()?,
+        ) {
+            SearchStep::Probe(size) => Some(conn.path.emss_for(&conn.tcb, size).into()),
             SearchStep::At(_) => None,
         }
     }
@@ -253,17 +261,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     ack: early.ack,
                     flags: early.flags,
                     window: early.window,
-                    ts: tcb.has(ConnectionFlags::TIMESTAMPS).then(|| {
-                        let clock = timestamp_at(self.shared.now, conn.timestamp_offset);
-                        (clock, tcb.ts_recent)
-                    }),
+                    ts: conn.path.timestamps(tcb, self.shared.now),
                     options: &[],
                     payload: 0,
                     ect: false,
                     tso: false,
                 };
-                let cx = &mut self.shared.context_of(early.id.index);
-                conn.send_bare_segment(cx, &fields, sink)?;
+                let cx = &mut self.shared.context_of(early.id);
+                conn.path.send_bare_segment(&conn.tcb, cx, &fields, sink)?;
                 self.shared.stats.pure_acks_out += 1;
             }
             self.shared.early_acks.pop_front();

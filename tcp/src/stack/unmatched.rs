@@ -38,7 +38,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .filter(|_| self.is_plausible_peer(key, src_mac) && seg.flags & segment::FIN == 0);
         let Some(entry) = listener.and_then(|id| self.shared.listeners.get(&id)) else {
             let conn = &mut self.connections[index as usize];
-            conn.on_unexpected_syn(&mut self.shared.context_of(index));
+            self.shared
+                .context_of(conn.id(index))
+                .on_unexpected_syn(&mut conn.tcb);
             return;
         };
         // No cookie: its sequence number is not above those of the old connection.
@@ -51,7 +53,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.stats.time_wait_recycled += 1;
         let conn = &mut self.connections[index as usize];
         let previous = Some(conn.tcb.snd_nxt);
-        conn.enter_closed(&mut self.shared.context_of(index));
+        conn.enter_closed(&mut self.shared.context_of(conn.id(index)));
         self.free_if_done(index);
         self.on_unmatched_segment(now, key, seg, payload, src_mac, previous);
     }
@@ -132,7 +134,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         conn.tcb.state = TcpState::SynReceived;
         conn.tcb.flags |=
             ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
-        conn.apply_peer_syn(&mut self.shared.context_of(index), seg);
+        conn.apply_peer_syn(&mut self.shared.context_of(conn.id(index)), seg);
         self.start_handshake(index, previous);
     }
 

@@ -259,6 +259,37 @@ impl Tcb {
         }
     }
 
+    /// Records that a frame with an ACK was sent: `edge`, the right edge of the advertised window,
+    /// must be honoured from now on, and no other ACK is due.
+    #[inline]
+    pub(crate) fn on_ack_sent(&mut self, edge: SeqNr) {
+        self.rcv_adv = self.rcv_adv.max(edge);
+        self.last_ack_sent = self.rcv_nxt;
+        self.unacked_segs = 0;
+        self.ack_at = 0;
+    }
+
+    /// Drops ACKs and keepalive probes that cannot be sent, as if the link had lost them: the peer
+    /// retransmits its segment, and the keepalive timer the probe.
+    pub(crate) fn drop_unsent_acks(&mut self) {
+        self.flags.remove(ConnectionFlags::NEED_MASK);
+    }
+
+    /// Returns whether data is unacknowledged or waits to be sent.
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.state != TcpState::Closed
+            && (self.snd_una != self.snd_nxt || self.unsent > 0 || self.is_fin_pending())
+    }
+
+    /// Returns whether the connection has ended, has no owner, and has nothing left to send.
+    #[inline]
+    pub(crate) fn is_done(&self) -> bool {
+        self.state == TcpState::Closed
+            && self.has(ConnectionFlags::RELEASED)
+            && !self.has(ConnectionFlags::NEED_RESET)
+    }
+
     /// Returns the purpose of the connection's timer (RFC 8985 section 8), if it runs.
     #[inline]
     pub(crate) fn timer(&self) -> Option<Timer> {

@@ -1,0 +1,186 @@
+//! Segments without payload that report the state of the receive side: pure ACKs with their SACK
+//! blocks, and probes.
+
+use crate::base::buffer::RecvBuf;
+use crate::base::frame_sink::{FrameSink, SinkFull};
+use crate::base::sequence::SeqNr;
+use crate::connection::context::TcpContext;
+use crate::connection::path::PathState;
+use crate::connection::receiver::Receiver;
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
+use crate::wire::segment::{ACK, ECE};
+use crate::wire::template::SegmentFields;
+
+impl<B: RecvBuf> Receiver<B> {
+    /// Sends a segment without payload: a pure ACK or a probe.
+    pub(crate) fn emit_without_payload<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        seq: SeqNr,
+        skip_blocks: usize,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let (window, edge) = self.receive_window(tcb, cx);
+        let ts = path.timestamps(tcb, cx.now);
+        let mut options = [1u8; 36];
+        let mut n = 0;
+        if tcb.has(ConnectionFlags::SACK)
+            && let Some(queue) = self.out_of_order.as_ref().filter(|queue| !queue.is_idle())
+        {
+            // RFC 2018 section 3: three blocks fit alongside timestamps, four without; a D-SACK
+            // comes first (RFC 2883 section 4).
+            let mut blocks = [(SeqNr(0), SeqNr(0)); 4];
+            let max = if ts.is_some() { 3 } else { 4 };
+            let which = (skip_blocks == 0, skip_blocks);
+            let filled = queue.fill_blocks(which, tcb.rcv_nxt, &mut blocks[..max]);
+            let used = filled.count;
+            // A FIN that was received out of order is part of its block.
+            for block in &mut blocks[filled.dsacks..used] {
+                block.1 += u32::from(tcb.has(ConnectionFlags::FIN_SEEN) && block.1 == self.fin_at);
+            }
+            if used > 0 {
+                options[2] = 5;
+                options[3] = (2 + 8 * used) as u8;
+                for (block, (lo, hi)) in options[4..].chunks_exact_mut(8).zip(&blocks[..used]) {
+                    block[..4].copy_from_slice(&lo.0.to_be_bytes());
+                    block[4..].copy_from_slice(&hi.0.to_be_bytes());
+                }
+                n = 4 + 8 * used;
+            }
+        }
+        let fields = SegmentFields {
+            seq,
+            ack: tcb.rcv_nxt,
+            flags: if tcb.has(ConnectionFlags::SEND_ECE) {
+                ACK | ECE
+            } else {
+                ACK
+            },
+            window,
+            ts,
+            options: &options[..n],
+            payload: 0,
+            ect: false,
+            tso: false,
+        };
+        path.send_bare_segment(tcb, cx, &fields, sink)?;
+        tcb.on_ack_sent(edge);
+        Ok(())
+    }
+
+    /// Sends the ACK that is due, and further ones if there is more to report.
+    #[inline]
+    pub(crate) fn send_acks<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let seq = tcb.bare_seq();
+        let again = tcb.last_ack_sent == tcb.rcv_nxt;
+        let has_dsack = self
+            .out_of_order
+            .as_ref()
+            .is_some_and(|queue| queue.dsack_block().is_some());
+        self.emit_ack(tcb, path, cx, seq, 0, sink)?;
+        tcb.flags &= !ConnectionFlags::NEED_ACK;
+        if self.out_of_order.is_none() {
+            return Ok(());
+        }
+        self.send_further_acks(tcb, path, cx, seq, (again, has_dsack), sink)
+    }
+
+    /// Sends an ACK with the SACK blocks after the first `skip_blocks`.
+    #[inline]
+    fn emit_ack<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        seq: SeqNr,
+        skip_blocks: usize,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        self.emit_without_payload(tcb, path, cx, seq, skip_blocks, sink)?;
+        cx.shared.stats.pure_acks_out += 1;
+        Ok(())
+    }
+
+    /// Sends the ACKs after the first, which report further blocks and duplicates. `again`: the
+    /// first ACK acknowledged nothing new; `has_dsack`: it had a D-SACK block.
+    #[cold]
+    fn send_further_acks<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        seq: SeqNr,
+        (again, has_dsack): (bool, bool),
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        self.send_further_dsacks(tcb, path, cx, seq, sink)?;
+        // One batch of received segments can open more holes than one ACK can report; data beyond
+        // an unreported hole would look lost to the peer.
+        let blocks_per_ack = if tcb.has(ConnectionFlags::TIMESTAMPS) {
+            3
+        } else {
+            4
+        };
+        let more = self
+            .out_of_order
+            .as_ref()
+            .map_or(0, |queue| queue.unreported_count());
+        if tcb.has(ConnectionFlags::SACK) {
+            let first = blocks_per_ack - usize::from(has_dsack);
+            for skip in (first..more).step_by(blocks_per_ack) {
+                self.emit_ack(tcb, path, cx, seq, skip, sink)?;
+            }
+        } else {
+            // Without SACK the peer counts duplicate ACKs, one for each segment that it sent; three
+            // are enough (RFC 5681 section 3.2).
+            let duplicates = self
+                .out_of_order
+                .as_ref()
+                .map_or(0, |queue| queue.arrived_count())
+                .min(3);
+            for _ in usize::from(again)..duplicates {
+                self.emit_ack(tcb, path, cx, seq, 0, sink)?;
+            }
+        }
+        if let Some(queue) = &mut self.out_of_order {
+            queue.mark_reported();
+            if queue.is_idle() {
+                self.out_of_order = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one ACK for each further duplicate of the batch. The first ACK carried a D-SACK block
+    /// if one was due, and an ACK carries only one such block, so each further duplicate needs an
+    /// ACK of its own (RFC 2883 section 4): a sender that misses one of them cannot know that all
+    /// its retransmissions were spurious.
+    fn send_further_dsacks<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        path: &PathState,
+        cx: &mut TcpContext<'_>,
+        seq: SeqNr,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        while let Some(queue) = &mut self.out_of_order
+            && queue.dsack_block().is_some()
+        {
+            cx.shared.stats.dsacks_out += 1;
+            if !queue.pop_duplicate() {
+                break;
+            }
+            self.emit_ack(tcb, path, cx, seq, 0, sink)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! The path to a connection's peer: the headers of the frames, their link-layer destination (ARP,
+//! RFC 826; NDP, RFC 4861), and the part in the MTU search of a narrow path
+//! ([`crate::pmtu::probe`]).
+
+use core::net::IpAddr;
+
+use crate::base::frame_sink::{FrameMeta, FrameSink, SinkFull, TxChecksum};
+use crate::base::state::TcpState;
+use crate::base::time::{Instant, timestamp_at};
+use crate::config::StackConfig;
+use crate::connection::context::TcpContext;
+use crate::connection::sender::Sender;
+use crate::link::neighbours::NeighbourLookup;
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
+use crate::wire::flow_key::FlowKey;
+use crate::wire::template::{SegmentFields, Template};
+
+/// The path of one connection.
+#[repr(C)]
+pub(crate) struct PathState {
+    /// The headers of the connection's frames.
+    pub template: Template,
+    /// The generation of the neighbour table in which the template's destination was looked up; 0:
+    /// never.
+    pub neighbour_generation: u32,
+    /// Offset of the timestamp clock (RFC 7323 section 5.4).
+    pub timestamp_offset: u32,
+    /// The tick (2^20 ns) at which the connection next takes part in the MTU search of a narrow
+    /// path; its timer needs only these 32 bits. Once it may, `SEARCH_DUE` is set.
+    pub search_at: u32,
+}
+
+impl PathState {
+    /// Returns the path of a connection with this four-tuple, before any handshake.
+    pub(crate) fn new(config: &StackConfig, key: &FlowKey) -> Self {
+        PathState {
+            template: Template::new(config.mac, [0; 6], config.vlan, key),
+            neighbour_generation: 0,
+            timestamp_offset: 0,
+            search_at: 0,
+        }
+    }
+
+    /// Returns the peer's address.
+    pub(crate) fn remote(&self) -> IpAddr {
+        self.template.key().remote().ip()
+    }
+
+    /// Returns the value and the echo of a segment's timestamps (RFC 7323), if agreed.
+    #[inline(always)]
+    pub(crate) fn timestamps(&self, tcb: &Tcb, now: Instant) -> Option<(u32, u32)> {
+        tcb.has(ConnectionFlags::TIMESTAMPS)
+            .then(|| (timestamp_at(now, self.timestamp_offset), tcb.ts_recent))
+    }
+
+    /// Completes the metadata of a frame for the sink.
+    #[inline(always)]
+    pub(crate) fn complete_meta(&self, tcb: &Tcb, cx: &mut TcpContext<'_>, meta: &mut FrameMeta) {
+        meta.checksum = if cx.shared.config.tx_checksum {
+            TxChecksum::Partial
+        } else {
+            TxChecksum::Offload
+        };
+        meta.self_addressed = tcb.has(ConnectionFlags::SELF_ADDRESSED);
+        meta.connection = Some(cx.id);
+    }
+
+    /// Returns whether the template has the current link-layer destination, after a lookup if
+    /// needed. If not, the connection waits for its neighbour and is scheduled again when the
+    /// neighbour answers.
+    #[inline]
+    pub(crate) fn ensure_resolved<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        sender: &mut Sender<R>,
+        cx: &mut TcpContext<'_>,
+    ) -> bool {
+        self.neighbour_generation == cx.shared.neighbours.generation
+            || self.resolve_neighbour(tcb, sender, cx)
+    }
+
+    #[cold]
+    fn resolve_neighbour<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        sender: &mut Sender<R>,
+        cx: &mut TcpContext<'_>,
+    ) -> bool {
+        if tcb.has(ConnectionFlags::SELF_ADDRESSED) {
+            self.template.set_destination(cx.shared.config.mac);
+        } else {
+            let Some(hop) = cx.shared.next_hop(self.remote()) else {
+                return false;
+            };
+            let unproven = tcb.state == TcpState::SynReceived && tcb.has(ConnectionFlags::PASSIVE);
+            let owner = cx.shared.side_table.quota_owner(cx.id.index);
+            let neighbours = &mut cx.shared.neighbours;
+            match neighbours.lookup(hop, cx.id, unproven, owner, cx.now) {
+                NeighbourLookup::Found(mac) => self.template.set_destination(mac),
+                NeighbourLookup::Wait => return false,
+                NeighbourLookup::Full => {
+                    cx.shared.stats.neighbour_overflows += 1;
+                    // No answer will schedule the connection; its timer retries.
+                    return false;
+                }
+            }
+        }
+        self.neighbour_generation = cx.shared.neighbours.generation;
+        if tcb.is_timer(Timer::NeighbourResolution) {
+            // Segments sent from now on get the full timeouts.
+            tcb.stop_timer();
+            tcb.backoff = 0;
+            sender.stalled_since = 0;
+        }
+        true
+    }
+
+    /// Sends a segment that consists of headers only, and counts it.
+    #[inline]
+    pub(crate) fn send_bare_segment<R>(
+        &self,
+        tcb: &Tcb,
+        cx: &mut TcpContext<'_>,
+        fields: &SegmentFields<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let (n, mut meta) = self.template.meta(fields);
+        self.complete_meta(tcb, cx, &mut meta);
+        if !sink.send_frame(n, &meta, |out| self.template.build(out, fields), []) {
+            return Err(SinkFull);
+        }
+        cx.shared.stats.frames_out += 1;
+        cx.shared.stats.out_segs += 1;
+        Ok(())
+    }
+}

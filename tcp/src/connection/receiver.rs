@@ -1,0 +1,364 @@
+//! The receive side of a connection: received segments in order and out of order, the buffers that
+//! they hold, and the receive window: its advertised edge, and its growth on long paths.
+
+use crate::base::buffer::RecvBuf;
+use crate::base::events::Events;
+use crate::base::sequence::SeqNr;
+use crate::connection::context::TcpContext;
+use crate::queues::out_of_order_queue::OutOfOrderQueue;
+use crate::queues::receive_queue::ReceiveQueue;
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
+use crate::wire::segment::{FIN, PSH, Segment};
+
+/// The round trip in ns from which a path is long: the initial window suffices for shorter ones, and
+/// their connections are spared the measurement.
+pub(crate) const LONG_PATH: u64 = 1 << 20;
+
+/// Units of [`SideFields::round_position`](crate::connection::side_table::SideFields), as a shift.
+const POSITION_SHIFT: u32 = 14;
+/// Units of `round_tick`, as a shift.
+const TICK_SHIFT: u32 = 20;
+
+/// The receive side of one connection. RCV.NXT and the window are in its [`Tcb`].
+#[repr(C)]
+pub(crate) struct Receiver<B> {
+    pub receive_queue: ReceiveQueue<B>,
+    pub out_of_order: Option<Box<OutOfOrderQueue<B>>>,
+    /// Sequence number of the peer's FIN once it has been seen (`FIN_SEEN`), in order or not.
+    pub fin_at: SeqNr,
+    /// The number of received buffers of this connection, including out-of-order ones, that are
+    /// counted in the total of the stack.
+    pub counted_buffers: u32,
+}
+
+impl<B: RecvBuf> Receiver<B> {
+    /// Returns a receive side without data.
+    pub(crate) fn new() -> Self {
+        Receiver {
+            receive_queue: ReceiveQueue::new(),
+            out_of_order: None,
+            fin_at: SeqNr(0),
+            counted_buffers: 0,
+        }
+    }
+
+    /// Returns the largest receive window that the configuration, the free buffers and the agreed
+    /// window scaling allow.
+    #[inline]
+    fn window_limit(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> u32 {
+        let shared = &*cx.shared;
+        let limit = if tcb.rtt.srtt >= LONG_PATH {
+            self.tuned_window_limit(tcb, cx)
+        } else {
+            shared.recv_window
+        };
+        limit.min(0xffff << tcb.scales.receive())
+    }
+
+    /// Returns the tuned window, as far as the free buffers of the pool would hold full segments, and
+    /// at least the initial one: a connection whose owner reads goes on when others hold the pool.
+    #[cold]
+    fn tuned_window_limit(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> u32 {
+        let shared = &*cx.shared;
+        let doublings = shared.side_table.window_doublings(cx.id.index);
+        let tuned = u64::from(shared.recv_window) << doublings;
+        let free = shared
+            .config
+            .max_held_buffers
+            .saturating_sub(shared.held_buffers);
+        let room = (free as u64).saturating_mul(u64::from(tcb.emss) * 3 / 4);
+        tuned
+            .min(shared.recv_window_max.into())
+            .min(room.saturating_add(self.receive_queue.len_bytes() as u64))
+            .max(shared.recv_window.into()) as u32
+    }
+
+    /// Measures how much the owner has read in a round trip, and doubles the window if that is half
+    /// of it or more: the window limits the peer, or will soon.
+    #[cold]
+    pub(crate) fn tune_window(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) {
+        let limit = u64::from(self.window_limit(tcb, cx));
+        let (initial, largest) = (cx.shared.recv_window, cx.shared.recv_window_max);
+        let read = tcb.rcv_nxt - self.receive_queue.len_bytes() as u32;
+        let position = (read.0 >> POSITION_SHIFT) as u16;
+        let tick = (cx.now.0 >> TICK_SHIFT) as u16;
+        let fields = cx.shared.side_table.fields_of(cx.id.index);
+        let elapsed = u64::from(tick.wrapping_sub(fields.round_tick));
+        let round_trip = (tcb.rtt.srtt >> TICK_SHIFT).max(1);
+        if elapsed < round_trip {
+            return;
+        }
+        let bytes = u64::from(position.wrapping_sub(fields.round_position)) << POSITION_SHIFT;
+        (fields.round_position, fields.round_tick) = (position, tick);
+        let per_round_trip = bytes * round_trip / elapsed;
+        let tuned = u64::from(initial) << fields.window_doublings;
+        // Not from a window that the pool limits.
+        let is_pool_free = limit >= tuned;
+        if per_round_trip >= tuned / 2 && tuned < u64::from(largest) && is_pool_free {
+            fields.window_doublings += 1;
+        }
+    }
+
+    /// Returns the receive window to advertise: the value of the field and the right edge that it
+    /// implies. The edge never moves left (RFC 9293 section 3.8.6.2.1), and moves right only by
+    /// useful amounts (silly window avoidance, section 3.8.6.2.2).
+    #[inline]
+    pub(crate) fn receive_window(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> (u16, SeqNr) {
+        self.window_within(tcb, self.window_limit(tcb, cx))
+    }
+
+    /// Returns the window to advertise if it may be at most `limit` bytes.
+    #[inline]
+    fn window_within(&self, tcb: &Tcb, limit: u32) -> (u16, SeqNr) {
+        let free = limit.saturating_sub(self.receive_queue.len_bytes() as u32);
+        let now = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+        let step = (limit / 2).min(u32::from(tcb.emss));
+        let want = if free >= now.saturating_add(step) {
+            free
+        } else {
+            now
+        };
+        let shift = tcb.scales.receive();
+        let mut field = want >> shift;
+        if field << shift < now {
+            field += 1; // rounding must not shrink the window
+        }
+        let field = field.min(0xffff);
+        (field as u16, tcb.rcv_nxt + (field << shift))
+    }
+
+    /// Returns whether the window grew enough to justify a pure ACK.
+    pub(crate) fn window_update_due(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> bool {
+        let limit = self.window_limit(tcb, cx);
+        let left = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+        if left >= limit / 2 {
+            return false;
+        }
+        let gain = (self.window_within(tcb, limit).1 - tcb.rcv_nxt).saturating_sub(left);
+        gain >= limit / 4 || (left < 2 * u32::from(tcb.emss) && gain > 0)
+    }
+
+    /// Returns whether SACK or D-SACK blocks are to be sent, which only a pure ACK carries.
+    pub(crate) fn has_sack_blocks(&self) -> bool {
+        self.out_of_order
+            .as_ref()
+            .is_some_and(|queue| !queue.is_idle())
+    }
+
+    /// Records that the peer sent `lo..hi` twice, for a D-SACK block (RFC 2883).
+    #[cold]
+    pub(crate) fn note_duplicate(&mut self, tcb: &Tcb, lo: SeqNr, hi: SeqNr) {
+        if tcb.has(ConnectionFlags::SACK) && lo.lt(hi) {
+            self.out_of_order
+                .get_or_insert_with(|| Box::new(OutOfOrderQueue::new()))
+                .note_duplicate(lo, hi);
+        }
+    }
+
+    /// Records the first part of `seq..end`, which is about to be received, that is already held,
+    /// for a D-SACK block (RFC 2883 section 4.2).
+    #[inline]
+    fn note_overlap(&mut self, tcb: &Tcb, seq: SeqNr, end: SeqNr) {
+        if let Some(queue) = &mut self.out_of_order
+            && tcb.has(ConnectionFlags::SACK)
+            && let Some((lo, hi)) = queue.first_overlap(seq, end)
+        {
+            queue.note_duplicate(lo, hi);
+        }
+    }
+
+    /// Returns whether `release_memory` would free any memory.
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.receive_queue.holds_memory() || self.out_of_order.is_some()
+    }
+
+    /// Frees the memory of empty queues.
+    pub(crate) fn release_memory(&mut self) {
+        self.receive_queue.release_memory();
+        if !self.has_sack_blocks() {
+            self.out_of_order = None;
+        }
+    }
+
+    /// Updates the shared `held_buffers` by the connection's current count.
+    #[inline]
+    pub(crate) fn update_held_buffers(&mut self, cx: &mut TcpContext<'_>) {
+        let count = self.receive_queue.buffer_count()
+            + self
+                .out_of_order
+                .as_ref()
+                .map_or(0, |queue| queue.buffer_count());
+        cx.shared.held_buffers = cx.shared.held_buffers + count - self.counted_buffers as usize;
+        self.counted_buffers = count as u32;
+    }
+
+    /// Puts in-order payload into the receive queue and decides when to acknowledge it (RFC 9293
+    /// section 3.8.6.3).
+    #[inline]
+    pub(crate) fn deliver_in_order(
+        &mut self,
+        tcb: &mut Tcb,
+        cx: &mut TcpContext<'_>,
+        buffer: B,
+        push: bool,
+    ) {
+        let (len, buffers) = (buffer.remaining() as u32, buffer.buffer_count() as u32);
+        self.receive_queue.push(buffer);
+        // A segment coalesced by the port counts as two, so that it is acknowledged at once.
+        let counted = 1 + u32::from(len > u32::from(tcb.emss));
+        self.on_delivered(tcb, cx, (buffers, counted, len), push);
+    }
+
+    /// Accounts for `bytes` bytes in `buffers` buffers that were put into the receive queue, and
+    /// decides when to acknowledge them. `segs`: the number of segments for the ACK policy.
+    #[inline]
+    pub(crate) fn on_delivered(
+        &mut self,
+        tcb: &mut Tcb,
+        cx: &mut TcpContext<'_>,
+        (buffers, segs, bytes): (u32, u32, u32),
+        push: bool,
+    ) {
+        cx.shared.stats.in_bytes += u64::from(bytes);
+        tcb.rcv_nxt += bytes;
+        self.counted_buffers += buffers;
+        cx.shared.held_buffers += buffers as usize;
+        tcb.unacked_segs = (u32::from(tcb.unacked_segs) + segs).min(255) as u8;
+        if push && tcb.unacked_segs == 1 && tcb.has(ConnectionFlags::ANSWERS) {
+            cx.await_answer(tcb);
+        } else if push || tcb.unacked_segs >= 2 {
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+        } else if tcb.ack_at == 0 {
+            tcb.ack_at = cx.now.0 + cx.shared.delayed_ack;
+            cx.schedule_timer(tcb, tcb.ack_at);
+        }
+        cx.raise_event(tcb, Events::READABLE);
+    }
+
+    /// Takes the payload and the FIN of an acceptable segment (RFC 9293 section 3.10.7.4, seventh).
+    /// Returns whether the peer's FIN is next in sequence.
+    pub(crate) fn take_payload(
+        &mut self,
+        tcb: &mut Tcb,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        mut buffer: B,
+    ) -> bool {
+        let mut seq = seg.seq;
+        let mut fin = seg.flags & FIN != 0;
+        let was_seen = seq.lt(tcb.rcv_nxt);
+        if was_seen {
+            let old = (tcb.rcv_nxt - seq).min(buffer.remaining() as u32);
+            cx.shared.stats.dup_bytes_in += u64::from(old);
+            buffer.advance(old as usize);
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+            self.note_duplicate(tcb, seq, seq + old);
+            seq += old;
+        }
+        let space = tcb.rcv_adv.distance_from(seq).max(0) as usize;
+        if buffer.remaining() > space {
+            buffer.truncate(space);
+            fin = false;
+        }
+        if fin && !tcb.has(ConnectionFlags::FIN_SEEN) {
+            self.fin_at = seq + buffer.remaining() as u32;
+            tcb.flags |= ConnectionFlags::FIN_SEEN;
+            if let Some(queue) = &mut self.out_of_order {
+                queue.discard_from(self.fin_at);
+            }
+        }
+        if tcb.has(ConnectionFlags::FIN_SEEN) {
+            // Data beyond a FIN is ignored (section 3.10.7.4 seventh).
+            let space = self.fin_at.distance_from(seq).max(0) as usize;
+            buffer.truncate(buffer.remaining().min(space));
+        }
+        if buffer.remaining() > 0 {
+            self.update_held_buffers(cx);
+            let full = cx.shared.is_receive_full(self.counted_buffers);
+            if seq == tcb.rcv_nxt {
+                let shares = full || cx.shared.shares_buffers(self.counted_buffers);
+                let shares = shares && self.receive_queue.absorb(&buffer);
+                // A segment that fills a hole is kept beyond the limit, because the buffers held
+                // beyond the hole could otherwise never be delivered. Above a second limit it
+                // replaces the last segment held out of order (RFC 2018 section 8).
+                if full && !shares && !self.make_room(cx) {
+                    cx.shared.stats.rcv_q_drop += 1;
+                    cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+                    return false;
+                }
+                // If a segment has several duplicate parts, the first is reported (RFC 2883 section
+                // 4.2).
+                if !was_seen {
+                    self.note_overlap(tcb, seq, seq + buffer.remaining() as u32);
+                }
+                let push = seg.flags & PSH != 0;
+                if shares {
+                    self.on_delivered(tcb, cx, (0, 1, buffer.remaining() as u32), push);
+                } else {
+                    self.deliver_in_order(tcb, cx, buffer, push);
+                }
+                if let Some(queue) = &mut self.out_of_order {
+                    let before = self.receive_queue.len_bytes();
+                    tcb.rcv_nxt = queue.deliver_in_order(tcb.rcv_nxt, &mut self.receive_queue);
+                    cx.shared.stats.in_bytes += (self.receive_queue.len_bytes() - before) as u64;
+                    if queue.is_idle() {
+                        self.out_of_order = None;
+                    }
+                    cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+                }
+            } else {
+                cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+                if full {
+                    cx.shared.stats.rcv_q_drop += 1;
+                } else {
+                    cx.shared.stats.ofo_queue += 1;
+                    let len = buffer.remaining();
+                    self.note_overlap(tcb, seq, seq + len as u32);
+                    let queue = self
+                        .out_of_order
+                        .get_or_insert_with(|| Box::new(OutOfOrderQueue::new()));
+                    let kept = queue.insert_segment(seq, buffer);
+                    if kept > 0 && cx.shared.config.show_out_of_order {
+                        queue.remember_unseen(seq);
+                        cx.raise_event(tcb, Events::OUT_OF_ORDER);
+                    }
+                    cx.shared.stats.dup_bytes_in += (len - kept) as u64;
+                }
+            }
+        }
+        self.update_held_buffers(cx);
+        let seen = tcb.flags & (ConnectionFlags::FIN_SEEN | ConnectionFlags::FIN_RECEIVED)
+            == ConnectionFlags::FIN_SEEN;
+        if seen && self.fin_at == tcb.rcv_nxt {
+            return true;
+        }
+        if fin {
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+        }
+        false
+    }
+
+    /// Makes room for a segment that fills a hole, on a connection that has reached its limit of
+    /// held buffers: first an eighth above the limit, then by dropping the last out-of-order
+    /// segment. Returns `false` if there is none to drop.
+    #[cold]
+    fn make_room(&mut self, cx: &mut TcpContext<'_>) -> bool {
+        let limit = cx.shared.config.max_recv_buffers;
+        let Some(queue) = self
+            .out_of_order
+            .as_mut()
+            .filter(|queue| queue.buffer_count() > 0)
+        else {
+            return false;
+        };
+        let all = cx.shared.config.max_held_buffers;
+        if (self.counted_buffers as usize) < limit + limit / 8
+            && cx.shared.held_buffers < all.saturating_add(all / 8)
+        {
+            return true;
+        }
+        cx.shared.stats.rcv_pruned += 1;
+        queue.drop_last()
+    }
+}
