@@ -98,6 +98,34 @@ impl RxStream for StreamPiece<'_> {
     }
 }
 
+/// The rest of a stream from an offset on, as a stream of its own. Consuming only moves the offset.
+pub(crate) struct StreamTail<'a, R> {
+    pub rx: &'a R,
+    pub start: usize,
+}
+
+impl<R: RxStream> RxStream for StreamTail<'_, R> {
+    fn available(&self) -> usize {
+        self.rx.available().saturating_sub(self.start)
+    }
+
+    fn peek(&self, offset: usize, out: &mut [u8]) {
+        self.rx.peek(self.start + offset, out);
+    }
+
+    fn for_each_slice(&self, offset: usize, len: usize, visit: impl FnMut(&[u8])) {
+        self.rx.for_each_slice(self.start + offset, len, visit);
+    }
+
+    fn contiguous(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        self.rx.contiguous(self.start + offset, len)
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.start += len;
+    }
+}
+
 /// A stream in plain memory, kept in the chunks in which it arrived.
 #[derive(Debug, Default, Clone)]
 pub struct ByteStream {

@@ -207,6 +207,12 @@ impl QueuePair {
         self.receive.receive_wait_ms
     }
 
+    /// Selects the streams of this queue pair that may place payload beyond a gap. Call before
+    /// [`set_rts`](Self::set_rts).
+    pub fn set_out_of_order(&mut self, policy: OutOfOrderPolicy) {
+        self.receive.out_of_order.policy = policy;
+    }
+
     /// Returns whether [`receive_in_order`](Self::receive_in_order) has stopped at a message for
     /// which no receive work request is posted. Call it again when one may have been posted; after
     /// the time limit, call it after `set_receive_wait(0)` so that it sends the Terminate.

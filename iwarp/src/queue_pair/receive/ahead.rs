@@ -12,39 +12,11 @@ use crate::queue_pair::QueuePair;
 use crate::queue_pair::state::RdmapState;
 use crate::rdmap::RdmapOpcode;
 use crate::rdmap::terminate::OffendingSegment;
-use crate::stream::RxStream;
+use crate::stream::{RxStream, StreamTail};
 
 /// Maximum number of FPDUs examined behind one waiting message: each is searched from the start of the
 /// stream.
 const EXAMINED_MAX: u32 = 4096;
-
-/// The rest of a stream from an offset on.
-struct Behind<'a, R> {
-    rx: &'a R,
-    offset: usize,
-}
-
-impl<R: RxStream> RxStream for Behind<'_, R> {
-    fn available(&self) -> usize {
-        self.rx.available().saturating_sub(self.offset)
-    }
-
-    fn peek(&self, offset: usize, out: &mut [u8]) {
-        self.rx.peek(self.offset + offset, out);
-    }
-
-    fn for_each_slice(&self, offset: usize, len: usize, visit: impl FnMut(&[u8])) {
-        self.rx.for_each_slice(self.offset + offset, len, visit);
-    }
-
-    fn contiguous(&self, offset: usize, len: usize) -> Option<&[u8]> {
-        self.rx.contiguous(self.offset + offset, len)
-    }
-
-    fn consume(&mut self, len: usize) {
-        self.offset += len;
-    }
-}
 
 impl QueuePair {
     /// Processes the responses in `rx` behind the waiting message at its start.
@@ -56,9 +28,9 @@ impl QueuePair {
             (ahead.waiting_at, ahead.examined) = (start, 0);
             ahead.examined_to = ahead.examined_to.max(start);
         }
-        let mut behind = Behind {
+        let mut behind = StreamTail {
             rx,
-            offset: (ahead.examined_to - start) as usize,
+            start: (ahead.examined_to - start) as usize,
         };
         let mut source = PlainStream(&mut behind);
         while ahead.examined < EXAMINED_MAX

@@ -96,6 +96,25 @@ impl QueuePair {
         progress
     }
 
+    /// Processes `held`, a segment that TCP keeps behind a gap, `offset` octets after the first octet
+    /// that [`receive_in_order`](Self::receive_in_order) has not consumed. Places the FPDUs that may
+    /// be placed and returns their number. Completes nothing and reports nothing.
+    #[cold]
+    pub fn receive_out_of_order<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        offset: usize,
+        held: &impl RxStream,
+    ) -> u32 {
+        if self.state != RdmapState::Rts || !self.crc || !self.receive.has_first_fpdu {
+            return 0;
+        }
+        let requester = &self.requester;
+        let wants = |stag, to, len| requester.wants_read_response(stag, to, len);
+        self.receive
+            .place_segment_early(env.keys(), &self.attr, offset, held, wants)
+    }
+
     /// Discards the rest of a stream that has ended.
     #[inline]
     fn finish_receiving(&mut self, rx: &mut impl RxStream, progress: &mut ReceiveProgress) {

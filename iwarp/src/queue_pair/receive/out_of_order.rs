@@ -6,42 +6,22 @@
 //! stream. When [`QueuePair::receive_in_order`] reaches the same FPDU, it repeats every check and
 //! skips only the copy. All other FPDUs wait for their turn: errors are found, reported and answered
 //! in order.
+//!
+//! [`QueuePair::receive_out_of_order`]: crate::QueuePair::receive_out_of_order
+//! [`QueuePair::receive_in_order`]: crate::QueuePair::receive_in_order
 
 use super::receive_state::ReceiveState;
 use crate::ddp::{
     ControlOctets, DDP_VERSION, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UntaggedHeader,
 };
-use crate::environment::QpEnv;
 use crate::mpa::OutOfOrderPolicy;
 use crate::mpa::fpdu::{FpduInfo, FpduSource, LEN_FIELD, PlainStream, UnmarkedStream};
 use crate::mpa::marker::{self, MarkerPosition};
-use crate::queue_pair::QueuePair;
-use crate::queue_pair::state::{QpInitAttr, RdmapState};
+use crate::queue_pair::state::QpInitAttr;
 use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
-use crate::stream::RxStream;
+use crate::stream::{RxStream, StreamTail};
 use siw_memory::{KeyReader, RegisteredMemory};
 use siw_shm::Access;
-
-/// A stream that begins `start` octets into another.
-struct StreamTail<'a, R> {
-    rx: &'a R,
-    start: usize,
-}
-
-impl<R: RxStream> RxStream for StreamTail<'_, R> {
-    fn available(&self) -> usize {
-        self.rx.available().saturating_sub(self.start)
-    }
-    fn peek(&self, offset: usize, out: &mut [u8]) {
-        self.rx.peek(self.start + offset, out);
-    }
-    fn for_each_slice(&self, offset: usize, len: usize, visit: impl FnMut(&[u8])) {
-        self.rx.for_each_slice(self.start + offset, len, visit);
-    }
-    fn consume(&mut self, len: usize) {
-        self.start += len;
-    }
-}
 
 /// A stream whose payload has already been placed: headers can be read, nothing is copied.
 pub(super) struct AlreadyPlaced<'a, R>(pub &'a R);
@@ -118,42 +98,33 @@ impl ReceiveState {
                 rx.copy_to_memory(LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
             })
     }
-}
-
-impl QueuePair {
-    /// Selects the streams of this queue pair that may place payload beyond a gap. Call before
-    /// [`set_rts`](Self::set_rts).
-    pub fn set_out_of_order(&mut self, policy: OutOfOrderPolicy) {
-        self.receive.out_of_order.policy = policy;
-    }
 
     /// Processes `held`, a segment that TCP keeps behind a gap, `offset` octets after the first octet
-    /// that [`receive_in_order`](Self::receive_in_order) has not consumed. Places the FPDUs that may
-    /// be placed and returns their number. Completes nothing and reports nothing.
-    #[cold]
-    pub fn receive_out_of_order<E: QpEnv>(
+    /// that was not consumed. Places the FPDUs that may be placed and returns their number.
+    /// `wants_response`: as in [`place_early`](Self::place_early).
+    pub(super) fn place_segment_early(
         &mut self,
-        env: &mut E,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
         offset: usize,
         held: &impl RxStream,
+        wants_response: impl Fn(u32, u64, u32) -> bool,
     ) -> u32 {
-        if self.state != RdmapState::Rts || !self.crc || !self.receive.has_first_fpdu {
-            return 0;
-        }
-        let segment_position = self.receive.marker_position.advanced_by(offset);
+        let segment_position = self.marker_position.advanced_by(offset);
         let Some(mut start) = self.find_first_fpdu(held, segment_position) else {
             return 0;
         };
         let mut placed = 0;
         loop {
             let mut tail = StreamTail { rx: held, start };
-            let position = self.receive.out_of_order.position + (offset + start) as u64;
+            let position = self.out_of_order.position + (offset + start) as u64;
             let marker_position = segment_position.advanced_by(start);
             let outcome = if marker_position.has_markers() {
                 let mut unmarked = UnmarkedStream::new(&mut tail, marker_position);
-                self.place_next_early(env, &mut unmarked, position)
+                self.place_next_early(keys, attr, &mut unmarked, position, &wants_response)
             } else {
-                self.place_next_early(env, &mut PlainStream(&mut tail), position)
+                let mut plain = PlainStream(&mut tail);
+                self.place_next_early(keys, attr, &mut plain, position, &wants_response)
             };
             let Some((stream_len, is_placed)) = outcome else {
                 return placed;
@@ -169,34 +140,31 @@ impl QueuePair {
         segment: &impl RxStream,
         marker_position: MarkerPosition,
     ) -> Option<usize> {
-        let out_of_order = &self.receive.out_of_order;
-        match out_of_order.policy {
+        match self.out_of_order.policy {
             OutOfOrderPolicy::Off => None,
             _ if marker_position.has_markers() => marker::find_first_fpdu(segment, marker_position),
-            OutOfOrderPolicy::Aligned if !out_of_order.is_unaligned => Some(0),
+            OutOfOrderPolicy::Aligned if !self.out_of_order.is_unaligned => Some(0),
             _ => None,
         }
     }
 
     /// Processes the FPDU at the start of `rx`, which lies at `position`. Returns its length in the
     /// stream and whether it was placed; `None` when no complete and valid FPDU starts there.
-    fn place_next_early<E: QpEnv>(
+    fn place_next_early(
         &mut self,
-        env: &mut E,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
         rx: &mut impl FpduSource,
         position: u64,
+        wants_response: impl Fn(u32, u64, u32) -> bool,
     ) -> Option<(usize, bool)> {
         let fpdu = rx.next_fpdu()?;
         rx.verify(&fpdu, true).ok()?;
         let mut is_placed = false;
-        if let Some(index) = self.receive.out_of_order.insertion_index(position) {
-            let requester = &self.requester;
-            let wants = |stag, to, len| requester.wants_read_response(stag, to, len);
-            is_placed = self
-                .receive
-                .place_early(env.keys(), &self.attr, rx, &fpdu, wants);
+        if let Some(index) = self.out_of_order.insertion_index(position) {
+            is_placed = self.place_early(keys, attr, rx, &fpdu, wants_response);
             if is_placed {
-                self.receive.out_of_order.insert(index, position, &fpdu);
+                self.out_of_order.insert(index, position, &fpdu);
             }
         }
         rx.take(&fpdu);
