@@ -139,7 +139,10 @@ impl Worker {
                 connections.learn_neighbour(now, device, &neighbour);
             }
             Command::ListConnections { token, from, user } => {
-                let (snapshots, next) = connections.snapshots(from, user);
+                let (snapshots, next) =
+                    connections
+                        .queue_pairs
+                        .snapshots(&connections.ports, from, user);
                 let worker = self.index;
                 connections.post_event(Event::Connections {
                     worker,

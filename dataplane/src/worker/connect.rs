@@ -1,4 +1,5 @@
-//! The connecting side: TCP, then the MPA request and its reply (RFC 5044 section 7, RFC 6581).
+//! The connecting side: the peer's port mapper, TCP, then the MPA request and its reply (RFC 5044
+//! section 7, RFC 6581).
 
 use std::time::Duration;
 
@@ -9,9 +10,10 @@ use siw_tcp::{ConnId, Events, Instant, StackError};
 use super::conn_owner::ConnOwner;
 use super::connections::Connections;
 use super::lifecycle::TCP_CONNECT_TIMEOUT;
-use super::lifecycle_state::{ConnectAttempt, LifecycleState};
+use super::lifecycle_state::{ConnectAttempt, LifecycleState, MappingQuery};
 use super::listener_options::apply_mpa_config;
 use super::messages::{ConnectFailure, ConnectParams};
+use super::port_mapper::PortMapper;
 use super::receive::CONNECTION_ENDED;
 use super::slots::QpSlot;
 use crate::datapath::rx_frame::TcpByteStream;
@@ -34,9 +36,117 @@ impl Connections {
         self.map_then_connect(now, slot, params, deadline);
     }
 
+    /// Asks the port mapper of the peer, if it may have one, before the connect of a queue pair.
+    fn map_then_connect(
+        &mut self,
+        now: Instant,
+        slot: QpSlot,
+        mut params: ConnectParams,
+        consumer_deadline: Option<Instant>,
+    ) {
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
+            return;
+        };
+        params.mapped_port = None;
+        let index = queue_pair.port;
+        let port = &mut self.ports[index];
+        let is_siwd =
+            params.to_itself || queue_pair.protocol.is_paired() || port.output.link.in_process;
+        let stack = (index, &mut port.stack);
+        let request = (!is_siwd)
+            .then(|| self.port_mapper.request_for(now, stack, slot, &params))
+            .flatten();
+        let Some(request) = request else {
+            return self.connect_until(now, slot, params, consumer_deadline);
+        };
+        let query = MappingQuery {
+            request,
+            params,
+            consumer_deadline,
+            was_sent: false,
+            deadline: now,
+            end: PortMapper::end_of_query(now, consumer_deadline),
+        };
+        self.enter_state(slot, LifecycleState::MappingPort(Box::new(query)));
+        self.continue_mapping(now, slot);
+    }
+
+    /// Takes the query out of a queue pair that waits for its peer's port mapper.
+    fn take_mapping_query(&mut self, slot: QpSlot) -> Option<Box<MappingQuery>> {
+        let state = &self.queue_pairs.get(slot)?.state;
+        if !matches!(state, LifecycleState::MappingPort(_)) {
+            return None;
+        }
+        match self.enter_state(slot, LifecycleState::Unconnected) {
+            Some(LifecycleState::MappingPort(query)) => Some(query),
+            _ => None,
+        }
+    }
+
+    /// Sends the request to the port mapper, waits longer for its answer, or gives it up.
+    pub(super) fn continue_mapping(&mut self, now: Instant, slot: QpSlot) {
+        let Some(mut query) = self.take_mapping_query(slot) else {
+            return;
+        };
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
+            return;
+        };
+        let (port, owner) = (queue_pair.port, queue_pair.quota_owner);
+        let stack = (port, &mut self.ports[port].stack);
+        if self
+            .port_mapper
+            .continue_query(now, stack, owner, &mut query)
+        {
+            self.enter_state(slot, LifecycleState::MappingPort(query));
+        } else {
+            self.connect_mapped(now, slot, *query, None);
+        }
+    }
+
+    /// Processes the messages that a port has received for the port mapper.
+    #[cold]
+    pub(super) fn serve_port_mapper(&mut self, now: Instant, port: usize) {
+        loop {
+            let stack = (port, &mut self.ports[port].stack);
+            let answer = self.port_mapper.next_answer(now, stack, &self.queue_pairs);
+            let Some((slot, mapped_port)) = answer else {
+                return;
+            };
+            if let Some(query) = self.take_mapping_query(slot) {
+                self.connect_mapped(now, slot, *query, mapped_port);
+            }
+        }
+    }
+
+    /// Connects to the port that the mapper has named, or else to the one that was asked for.
+    fn connect_mapped(
+        &mut self,
+        now: Instant,
+        slot: QpSlot,
+        query: MappingQuery,
+        port: Option<u16>,
+    ) {
+        let (mut params, source) = (query.params, query.request.connecting);
+        params.mapped_port = port;
+        params.drawn_port = None;
+        let mut remote = params.remote;
+        remote.set_port(port.unwrap_or(remote.port()));
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
+            return;
+        };
+        if !self.ports[queue_pair.port].stack.receives(source, remote) {
+            // Frames from another remote port arrive at another worker: the source port changes, too.
+            params.local_port = None;
+        } else if params.local_port.is_none() {
+            params.drawn_port = Some(source.port());
+        }
+        params.local = Some(source.ip());
+        self.connect_until(now, slot, params, query.consumer_deadline);
+    }
+
     /// As [`Self::connect_queue_pair`], for one attempt of a set-up that is given up at
     /// `consumer_deadline`.
-    pub(super) fn connect_until(
+    fn connect_until(
         &mut self,
         now: Instant,
         slot: QpSlot,
@@ -250,7 +360,7 @@ impl Connections {
             && let LifecycleState::TcpConnecting(attempt) = &queue_pair.state
         {
             let peer = attempt.params.remote.ip();
-            self.ask_port_mapper_again(port, peer);
+            self.port_mapper.ask_again(port, peer);
         }
     }
 

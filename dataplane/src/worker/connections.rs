@@ -8,6 +8,9 @@
 //! | `send.rs` | turns of ready queue pairs, from the rings to the port |
 //! | `lifecycle.rs` | the state machine of a queue pair and its connection |
 //! | `connect.rs`, `listen.rs` | set-up of connections on either side |
+//!
+//! Parts with their own state, such as the scheduler and the port mapper, have their methods in their
+//! own files.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

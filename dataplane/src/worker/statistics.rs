@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use siw_iwarp::TxRecord;
+
 use super::Worker;
-use super::connections::Connections;
 use super::messages::{ConnectionSnapshot, PortStats, SharedLines, WorkerStats};
 use super::slots::QpSlot;
+use super::worker_qp::QpTable;
+use crate::datapath::port::WorkerPort;
 // From the C library: rustix looks up the vDSO by itself, which valgrind has removed.
 use nix::sched::sched_getcpu;
 use nix::time::{ClockId, clock_gettime};
@@ -14,26 +17,27 @@ use nix::time::{ClockId, clock_gettime};
 const SLOTS_PER_COMMAND: u32 = 256;
 const SNAPSHOTS_PER_COMMAND: usize = 8;
 
-impl Connections {
+impl QpTable {
     /// Snapshots of some queue pairs from a slot on, and the slot at which the list continues.
     pub(super) fn snapshots(
         &self,
+        ports: &[WorkerPort<TxRecord>],
         from: u32,
         user: Option<u32>,
     ) -> (Vec<ConnectionSnapshot>, Option<u32>) {
         let mut snapshots = Vec::with_capacity(SNAPSHOTS_PER_COMMAND);
-        let slots = self.queue_pairs.slots();
+        let slots = self.slots();
         for slot in from..slots.min(from.saturating_add(SLOTS_PER_COMMAND)) {
             if snapshots.len() == SNAPSHOTS_PER_COMMAND {
                 return (snapshots, Some(slot));
             }
-            let Some(queue_pair) = self.queue_pairs.get(QpSlot(slot)) else {
+            let Some(queue_pair) = self.get(QpSlot(slot)) else {
                 continue;
             };
             if user.is_some_and(|user| user != queue_pair.quota_owner.user) {
                 continue;
             }
-            let port = &self.ports[queue_pair.port];
+            let port = &ports[queue_pair.port];
             snapshots.push(ConnectionSnapshot {
                 slot,
                 qpn: queue_pair.rings.qpn,
