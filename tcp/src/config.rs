@@ -156,16 +156,24 @@ pub struct NeighbourConfig {
     pub max_unresolved_per_user: usize,
 }
 
-impl Default for NeighbourConfig {
-    fn default() -> Self {
+impl NeighbourConfig {
+    /// Returns the defaults for a table of `max_entries`: a client may have an eighth of them
+    /// unresolved, a user a quarter.
+    pub const fn with_entries(max_entries: usize) -> Self {
         NeighbourConfig {
-            max_entries: 1024,
+            max_entries,
             reachable: Duration::from_secs(30),
             retransmit: Duration::from_secs(1),
             probes: 3,
-            max_unresolved_per_client: 128,
-            max_unresolved_per_user: 256,
+            max_unresolved_per_client: max_entries / 8,
+            max_unresolved_per_user: max_entries / 4,
         }
+    }
+}
+
+impl Default for NeighbourConfig {
+    fn default() -> Self {
+        NeighbourConfig::with_entries(1024)
     }
 }
 

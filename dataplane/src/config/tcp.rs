@@ -69,26 +69,33 @@ pub struct TcpSettings {
 }
 
 impl Default for TcpSettings {
+    /// The defaults of [`StackConfig::new`], which is the only place that has them. Those that depend
+    /// on the device are absent.
     fn default() -> Self {
+        let stack = StackConfig::new([0; 6], Vec::new());
         TcpSettings {
-            congestion: CongestionName::Cubic,
-            ecn: false,
-            timestamps: true,
-            sack: true,
-            rto_min_ms: default_value(5),
-            rto_initial_ms: default_value(1000),
+            congestion: match stack.congestion {
+                CongestionControl::Cubic => CongestionName::Cubic,
+                CongestionControl::NewReno => CongestionName::Newreno,
+                CongestionControl::Dctcp => CongestionName::Dctcp,
+            },
+            ecn: stack.ecn,
+            timestamps: stack.timestamps,
+            sack: stack.sack,
+            rto_min_ms: default_value(stack.rto_min.as_millis() as u32),
+            rto_initial_ms: default_value(stack.rto_initial.as_millis() as u32),
             receive_window: None,
             initial_window: None,
-            delayed_ack_us: default_value(1_000),
-            answer_wait_us: default_value(3),
-            user_timeout_s: default_value(120),
-            orphan_timeout_s: default_value(120),
+            delayed_ack_us: default_value(stack.delayed_ack.as_micros() as u32),
+            answer_wait_us: default_value(stack.answer_wait.as_micros() as u32),
+            user_timeout_s: default_value(stack.user_timeout.as_secs() as u32),
+            orphan_timeout_s: default_value(stack.orphan_timeout.as_secs() as u32),
             keepalive_s: None,
             keepalive_interval_s: None,
             keepalive_probes: default_value(5),
-            syn_retries: 6,
-            syn_cookies: true,
-            time_wait_s: 60,
+            syn_retries: stack.syn_retries,
+            syn_cookies: stack.syn_cookies,
+            time_wait_s: stack.time_wait.as_secs() as u32,
         }
     }
 }
@@ -113,12 +120,14 @@ pub struct NeighbourSettings {
 }
 
 impl Default for NeighbourSettings {
+    /// The defaults of [`NeighbourConfig`].
     fn default() -> Self {
+        let table = NeighbourConfig::default();
         NeighbourSettings {
-            entries: default_value(1024),
-            reachable_s: default_value(30),
-            retransmit_ms: default_value(1000),
-            probes: default_value(3),
+            entries: default_value(table.max_entries as u32),
+            reachable_s: default_value(table.reachable.as_secs() as u32),
+            retransmit_ms: default_value(table.retransmit.as_millis() as u32),
+            probes: default_value(table.probes),
             unresolved_per_client: None,
             unresolved_per_user: None,
         }
@@ -251,20 +260,26 @@ impl NeighbourSettings {
     }
 
     pub(crate) fn neighbour_config(&self) -> NeighbourConfig {
+        let shares = NeighbourConfig::with_entries(*self.entries.get_ref() as usize);
+        let limit = |setting: &Option<Spanned<u32>>, share: usize| {
+            setting
+                .as_ref()
+                .map_or(share, |limit| *limit.get_ref() as usize)
+        };
         NeighbourConfig {
-            max_entries: *self.entries.get_ref() as usize,
             reachable: seconds_of(&self.reachable_s),
             retransmit: millis_of(&self.retransmit_ms),
             probes: *self.probes.get_ref(),
-            max_unresolved_per_client: self.unresolved_or(&self.unresolved_per_client, 8),
-            max_unresolved_per_user: self.unresolved_or(&self.unresolved_per_user, 4),
+            max_unresolved_per_client: limit(
+                &self.unresolved_per_client,
+                shares.max_unresolved_per_client,
+            ),
+            max_unresolved_per_user: limit(
+                &self.unresolved_per_user,
+                shares.max_unresolved_per_user,
+            ),
+            ..shares
         }
-    }
-
-    /// Limit of unresolved entries: the setting, or by default `1 / part` of all entries.
-    fn unresolved_or(&self, setting: &Option<Spanned<u32>>, part: u32) -> usize {
-        let share = *self.entries.get_ref() / part;
-        setting.as_ref().map_or(share, |limit| *limit.get_ref()) as usize
     }
 }
 
@@ -319,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_those_of_a_fabric_as_the_stack_has_them() {
+    fn the_defaults_of_the_stack_are_whole_numbers_of_the_units_of_the_file() {
         let configured = stack("");
         let plain = StackConfig::new(configured.mac, configured.addresses.clone());
         // Each configuration draws its own secrets; the window is set by the caller.
