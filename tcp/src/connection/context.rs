@@ -4,7 +4,7 @@
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use core::net::IpAddr;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use crate::base::events::Events;
 use crate::base::ids::ConnId;
@@ -16,6 +16,7 @@ use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
 use crate::config::{IpCidr, LearnedRoutes, StackConfig};
 use crate::connection::closing_list::ClosingLists;
+use crate::connection::listeners::Listeners;
 use crate::connection::side_table::{SideFlags, SideTable};
 use crate::flow::table::FlowTable;
 use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
@@ -26,6 +27,7 @@ use crate::pmtu::search::Paths;
 use crate::tcb::rtt::RtoLimits;
 use crate::wire::flow_key::{FlowKey, TableHasher};
 use crate::wire::frame;
+use crate::wire::segment::{RST, Segment};
 
 /// A connection with fewer buffers than this may exceed the common limit by some.
 const FEW: usize = 16;
@@ -34,19 +36,6 @@ const FEW: usize = 16;
 /// [`SharedState::shares_buffers`], a quarter of the limit, two consecutive buffers hold more than
 /// one has room for, which is at least 1900 bytes.
 const BYTES_PER_BUFFER: usize = 1900 / 2 * 3 / 4;
-
-pub(crate) struct ListenSocket {
-    pub local: Option<IpAddr>,
-    pub port: u16,
-    pub backlog: usize,
-    /// Connections that are half-open, or established with an ACCEPTED event not yet fetched.
-    pub pending: usize,
-    /// The established ones among `pending`.
-    pub ready: usize,
-    /// The time in ns until which ACKs of sent SYN cookies may arrive.
-    pub cookies_until: u64,
-    pub user: u64,
-}
 
 /// An ACK of DCTCP for the segments before a change of the mark, which leaves before any later ACK
 /// of its connection.
@@ -85,9 +74,7 @@ pub(crate) struct SharedState {
     pub awaited_answers: VecDeque<(u32, u64)>,
     /// Connections with events, at most once each.
     pub event_list: VecDeque<u32>,
-    pub listeners: HashMap<u32, ListenSocket>,
-    pub ports: HashMap<(u16, Option<IpAddr>), u32>,
-    pub next_listener: u32,
+    pub listeners: Listeners,
     pub neighbours: Neighbours,
     /// Routes in addition to those of the configuration.
     pub learned_routes: LearnedRoutes,
@@ -240,9 +227,7 @@ impl SharedState {
             is_output_blocked: false,
             awaited_answers: VecDeque::new(),
             event_list: VecDeque::new(),
-            listeners: HashMap::new(),
-            ports: HashMap::new(),
-            next_listener: 0,
+            listeners: Listeners::default(),
             neighbours: Neighbours::new(config.neighbours),
             learned_routes: LearnedRoutes::default(),
             control_queue: ControlQueue::new(&config, TokenBucket::new(rate)),
@@ -355,6 +340,32 @@ impl SharedState {
         frame::is_peer_address(address) && !self.config.addresses.iter().any(never)
     }
 
+    /// Returns whether a segment that matches no connection has a source address that a peer can have
+    /// and that is not ours (LAND attack).
+    pub(crate) fn is_plausible_peer(&self, key: &FlowKey, src_mac: [u8; 6]) -> bool {
+        let remote = key.remote();
+        self.can_be_peer(remote.ip(), src_mac) && remote.port() != 0
+    }
+
+    /// Answers a segment that matches no connection with a reset, within the rate limit.
+    pub(crate) fn reset_unmatched_segment(
+        &mut self,
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        src_mac: [u8; 6],
+    ) {
+        if seg.flags & RST != 0 {
+            return;
+        }
+        if self.resets.try_take(self.now) {
+            self.control_queue
+                .push_reset(src_mac, key, seg, payload, &mut self.stats);
+        } else {
+            self.stats.resets_skipped += 1;
+        }
+    }
+
     /// Probes whether another host has one of our addresses.
     #[cold]
     pub(crate) fn probe_addresses(&mut self, now: Instant) {
@@ -434,16 +445,5 @@ impl SharedState {
     /// 7323 section 5.4).
     pub(crate) fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         (key.hash(self.isn_key) >> 32) as u32
-    }
-
-    pub(crate) fn leave_backlog(&mut self, tcb: &mut Tcb, listener: u32) {
-        if tcb.has(ConnectionFlags::IN_BACKLOG) {
-            let ready = usize::from(tcb.has(ConnectionFlags::COUNTED_READY));
-            tcb.flags &= !(ConnectionFlags::IN_BACKLOG | ConnectionFlags::COUNTED_READY);
-            if let Some(entry) = self.listeners.get_mut(&listener) {
-                entry.pending = entry.pending.saturating_sub(1);
-                entry.ready = entry.ready.saturating_sub(ready);
-            }
-        }
     }
 }

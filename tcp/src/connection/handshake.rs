@@ -205,9 +205,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         seg: &Segment,
     ) -> Option<SegmentVerdict> {
-        if self.tcb.has(ConnectionFlags::PASSIVE)
-            && !cx.shared.listeners.contains_key(&self.listener)
-        {
+        if self.tcb.has(ConnectionFlags::PASSIVE) && !cx.shared.listeners.contains(self.listener) {
             // The listener was closed in the meantime.
             self.enter_closed(cx);
             self.tcb.flags |= ConnectionFlags::RELEASED;
@@ -244,7 +242,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.last_rx = cx.now.0;
         cx.shared.stats.curr_estab += 1;
         if tcb.has(ConnectionFlags::IN_BACKLOG)
-            && let Some(entry) = cx.shared.listeners.get_mut(&self.listener)
+            && let Some(entry) = cx.shared.listeners.get_mut(self.listener)
         {
             tcb.flags |= ConnectionFlags::COUNTED_READY;
             entry.ready += 1;

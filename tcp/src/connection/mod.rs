@@ -8,6 +8,7 @@ pub(crate) mod context;
 pub(crate) mod ecn;
 pub(crate) mod handshake;
 pub(crate) mod input;
+pub(crate) mod listeners;
 pub(crate) mod multi_segments;
 pub(crate) mod orphan;
 pub(crate) mod output;
@@ -150,7 +151,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.receiver.out_of_order = None;
         self.sender.recovery = None;
         self.receiver.update_held_buffers(cx);
-        cx.shared.leave_backlog(&mut self.tcb, self.listener);
+        cx.shared
+            .listeners
+            .leave_backlog(&mut self.tcb, self.listener);
         cx.update_active_count(&mut self.tcb);
         if self.tcb.has(ConnectionFlags::IN_FLOW_TABLE) {
             self.tcb.flags &= !ConnectionFlags::IN_FLOW_TABLE;

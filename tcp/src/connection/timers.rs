@@ -486,8 +486,7 @@ mod tests {
         let a = net.hosts[0].connect(now, None, None, to, 0).unwrap();
         net.run(Duration::from_millis(5), |_| false);
         let b = net.hosts[1].next_event().unwrap().0;
-        let holds =
-            |net: &SimNet<Vec<u8>>| net.hosts[0].connections[a.index as usize].holds_memory();
+        let holds = |net: &SimNet<Vec<u8>>| net.hosts[0].slots[a.index].holds_memory();
         for turn in 0..10 {
             let record = b"a turn".to_vec();
             net.hosts[0].push_record(a, 6, record, true).unwrap();

@@ -11,11 +11,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn find_leak(&self) -> Option<String> {
         let shared = &self.shared;
         if self.connection_count() > 0 {
-            let free = |index: usize| self.free_slots.contains(&(index as u32));
-            let left = self.connections.iter().enumerate();
-            let left: Vec<_> = left
-                .filter(|(index, _)| !free(*index))
-                .map(|(_, conn)| {
+            let left: Vec<_> = self
+                .slots
+                .occupied()
+                .map(|conn| {
                     (
                         conn.tcb.state,
                         conn.tcb.timer(),
@@ -25,15 +24,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .collect();
             return Some(format!("{} connections: {left:?}", left.len()));
         }
-        let pending: usize = shared
-            .listeners
-            .values()
-            .map(|entry| entry.pending + entry.ready)
-            .sum();
         let counts = [
             ("received buffers", self.held_buffers()),
             ("received fragments", self.held_fragments()),
-            ("places in a backlog", pending),
+            ("places in a backlog", shared.listeners.places_taken()),
             ("active connections", shared.active),
             ("established connections", shared.stats.curr_estab as usize),
             ("timers", usize::from(!shared.timer_wheel.is_empty())),
@@ -44,13 +38,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Returns the state of a connection, even after its owner released it; `None` once its slot is free.
     pub fn state_of_slot(&self, id: ConnId) -> Option<TcpState> {
-        let conn = self.connections.get(id.index as usize)?;
+        let conn = self.slots.get(id.index)?;
         (conn.generation == id.generation).then_some(conn.tcb.state)
     }
 
     /// Returns whether a connection's Ethernet destination has to be looked up before it can send.
     pub fn waits_for_neighbour(&self, id: ConnId) -> bool {
-        let conn = self.connections.get(id.index as usize);
+        let conn = self.slots.get(id.index);
         conn.is_some_and(|conn| conn.path.neighbour_generation != self.shared.neighbours.generation)
     }
 

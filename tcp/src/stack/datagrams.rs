@@ -2,14 +2,12 @@
 //! leave no state here: the owner of the stack takes them after each burst and answers or drops them.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::collections::VecDeque;
 
-use crate::base::buffer::RecvBuf;
 use crate::base::ids::ConnId;
-use crate::base::quota_owner::QuotaOwner;
-use crate::base::time::Instant;
+use crate::base::stats::StackStats;
+use crate::connection::context::SharedState;
 use crate::link::control_queue::{Origin, append_ip_header};
-use crate::link::neighbours::NeighbourLookup;
-use crate::stack::Stack;
 use crate::wire::bytes::read_u16;
 use crate::wire::checksum::OnesComplementSum;
 use crate::wire::constants::{
@@ -26,7 +24,7 @@ const EVENTS_MAX: usize = 64;
 const PORT_UNREACHABLE_V4: [u8; 2] = [3, 3];
 const PORT_UNREACHABLE_V6: [u8; 2] = [1, 4];
 /// Waiter of the neighbour table that is no connection.
-const NO_CONNECTION: ConnId = ConnId {
+pub(super) const NO_CONNECTION: ConnId = ConnId {
     index: u32::MAX,
     generation: 0,
 };
@@ -40,7 +38,7 @@ pub struct Datagram {
     pub to: IpAddr,
     /// Another worker received it, too, and answers it.
     pub is_copy: bool,
-    src_mac: [u8; 6],
+    pub(super) src_mac: [u8; 6],
     payload: [u8; PAYLOAD_MAX],
     len: usize,
 }
@@ -72,39 +70,22 @@ pub enum DatagramOutcome {
     Dropped,
 }
 
-impl<B: RecvBuf, R> Stack<B, R> {
-    /// Returns whether messages for the port mapper wait.
-    #[inline]
-    pub fn has_port_mapper_events(&self) -> bool {
-        !self.port_mapper_events.is_empty()
-    }
+/// Messages for the port mapper, until taken.
+#[derive(Default)]
+pub(super) struct PortMapperInbox(pub VecDeque<PortMapperEvent>);
 
-    /// Takes the next message for the port mapper.
-    pub fn next_port_mapper_event(&mut self) -> Option<PortMapperEvent> {
-        self.port_mapper_events.pop_front()
-    }
-
-    /// Returns whether the stack receives messages of the port mapper.
-    pub fn has_port_mapper(&self) -> bool {
-        self.shared.config.port_mapper
-    }
-
-    /// Returns whether a listener has this address and port.
-    pub fn listens_on(&self, local: SocketAddr) -> bool {
-        let ports = &self.shared.ports;
-        self.shared.is_own_address(local.ip())
-            && (ports.contains_key(&(local.port(), Some(local.ip())))
-                || ports.contains_key(&(local.port(), None)))
-    }
-
+impl PortMapperInbox {
     /// Takes a packet to one of our addresses if it is a datagram to the port mapper. Returns `false` for
     /// other packets. `packet` begins with the IP header.
-    pub(crate) fn take_datagram(&mut self, origin: &Origin, packet: &[u8]) -> bool {
-        let Some(udp) = udp_to_port_mapper(packet).filter(|_| self.shared.config.port_mapper)
-        else {
+    pub(super) fn take_datagram(
+        &mut self,
+        shared: &mut SharedState,
+        origin: &Origin,
+        packet: &[u8],
+    ) -> bool {
+        let Some(udp) = udp_to_port_mapper(packet).filter(|_| shared.config.port_mapper) else {
             return false;
         };
-        let shared = &mut self.shared;
         // The classification counted it as a protocol without a user.
         shared.stats.unknown_protocols -= 1;
         if !shared.is_own_address(origin.dst) || !shared.can_be_peer(origin.src, origin.src_mac) {
@@ -135,14 +116,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
             len: data.len(),
         };
         datagram.payload[..data.len()].copy_from_slice(data);
-        self.push_port_mapper_event(PortMapperEvent::Received(datagram));
+        self.push(&mut shared.stats, PortMapperEvent::Received(datagram));
         true
     }
 
     /// Processes an ICMP error that quotes `quoted`, a packet of ours from its IP header on. Returns
     /// `false` if that is no datagram to a port mapper. `head`: type and code.
-    pub(crate) fn take_datagram_error(&mut self, head: &[u8], quoted: &[u8]) -> bool {
-        if !self.shared.config.port_mapper || udp_to_port_mapper(quoted).is_none() {
+    pub(super) fn take_error(
+        &mut self,
+        shared: &mut SharedState,
+        head: &[u8],
+        quoted: &[u8],
+    ) -> bool {
+        if !shared.config.port_mapper || udp_to_port_mapper(quoted).is_none() {
             return false;
         }
         let target: IpAddr = if quoted[0] >> 4 == 4 {
@@ -159,65 +145,31 @@ impl<B: RecvBuf, R> Stack<B, R> {
             PORT_UNREACHABLE_V6
         };
         if head.starts_with(&no_port) {
-            self.push_port_mapper_event(PortMapperEvent::Unreachable(target));
+            self.push(&mut shared.stats, PortMapperEvent::Unreachable(target));
         }
         true
     }
 
-    fn push_port_mapper_event(&mut self, event: PortMapperEvent) {
-        if self.port_mapper_events.len() < EVENTS_MAX {
-            self.port_mapper_events.push_back(event);
+    fn push(&mut self, stats: &mut StackStats, event: PortMapperEvent) {
+        if self.0.len() < EVENTS_MAX {
+            self.0.push_back(event);
         } else {
-            self.shared.stats.control_drops += 1;
+            stats.control_drops += 1;
         }
     }
+}
 
-    /// Answers a datagram, unless the rate limit of answers is reached.
-    pub fn answer_datagram(&mut self, now: Instant, datagram: &Datagram, payload: &[u8]) {
-        if self.shared.datagrams.try_take(now) {
-            self.push_datagram(datagram.src_mac, datagram.to, datagram.from, payload);
-        } else {
-            self.shared.stats.control_drops += 1;
-        }
-    }
-
-    /// Sends a datagram to the port mapper of the host at `to`.
-    pub fn send_to_port_mapper(
-        &mut self,
-        now: Instant,
-        owner: QuotaOwner,
-        from: IpAddr,
-        to: IpAddr,
-        payload: &[u8],
-    ) -> DatagramOutcome {
-        let Some(hop) = self.shared.next_hop(to) else {
-            return DatagramOutcome::Dropped;
-        };
-        let neighbours = &mut self.shared.neighbours;
-        match neighbours.lookup(hop, NO_CONNECTION, false, Some(owner), now) {
-            NeighbourLookup::Found(mac) => {
-                let to = SocketAddr::new(to, PORT_MAPPER_PORT);
-                if self.push_datagram(mac, from, to, payload) {
-                    DatagramOutcome::Queued
-                } else {
-                    DatagramOutcome::Dropped
-                }
-            }
-            NeighbourLookup::Wait => DatagramOutcome::Unresolved,
-            NeighbourLookup::Full => DatagramOutcome::Dropped,
-        }
-    }
-
+impl SharedState {
     /// Queues a datagram from our port mapper. Returns `false` if the queue is full.
-    fn push_datagram(
+    pub(super) fn push_datagram(
         &mut self,
         mac: [u8; 6],
         from: IpAddr,
         to: SocketAddr,
         payload: &[u8],
     ) -> bool {
-        let stats = &mut self.shared.stats;
-        let queue = &mut self.shared.control_queue;
+        let stats = &mut self.stats;
+        let queue = &mut self.control_queue;
         if !queue.has_room(stats) {
             return false;
         }

@@ -8,17 +8,17 @@
 use core::net::{IpAddr, Ipv6Addr};
 
 use crate::base::buffer::RecvBuf;
-use crate::base::time::Instant;
-use crate::ip::reassembly::{DatagramKey, Fragment, FragmentOutcome, ReassembledDatagram};
+use crate::connection::context::SharedState;
+use crate::ip::reassembly::{
+    DatagramKey, Fragment, FragmentOutcome, ReassembledDatagram, ReassemblyTable,
+};
 use crate::link::control_queue::Origin;
-use crate::stack::Stack;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::constants::{PROTOCOL_ICMPV6, PROTOCOL_TCP};
 use crate::wire::extension_headers::{self, WalkEnd};
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{self, FrameContent, FrameOrigin};
+use crate::wire::frame::{self, FrameContent};
 use crate::wire::icmp_error::IcmpError;
-use crate::wire::segment::Segment;
 
 const ICMP: u8 = 1;
 /// Length in bytes of the longest datagram, without the IPv6 header.
@@ -123,29 +123,37 @@ fn is_icmp_error(fragment: &Fragment, packet: &[u8]) -> bool {
     }
 }
 
-impl<B: RecvBuf, R> Stack<B, R> {
-    /// Receives a fragment. `buffer` begins with the IP header; in IPv6 `header` is the offset of the
-    /// fragment header.
+/// What a complete datagram carries.
+pub(super) struct ReceivedDatagram<B> {
+    pub content: FrameContent,
+    /// Begins with the content, and may consist of several buffers.
+    pub buffer: B,
+    pub src_mac: [u8; 6],
+    /// Another worker received the first fragment, and answers.
+    pub is_copy: bool,
+}
+
+impl<B: RecvBuf> ReassemblyTable<B> {
+    /// Receives a fragment, and returns the datagram that it completes. `buffer` begins with the IP
+    /// header; in IPv6 `header` is the offset of the fragment header.
     #[cold]
-    pub(crate) fn fragment(
+    pub(super) fn receive(
         &mut self,
-        now: Instant,
+        sh: &mut SharedState,
         header: Option<usize>,
         buffer: B,
         src_mac: [u8; 6],
-    ) {
-        let Some(fragment) = parse(buffer.chunk(), header) else {
-            return;
-        };
-        let sh = &mut self.shared;
+    ) -> Option<ReceivedDatagram<B>> {
+        let now = sh.now;
+        let fragment = parse(buffer.chunk(), header)?;
         let (src, dst) = (fragment.key.src, fragment.key.dst);
         if !sh.is_own_address(dst) {
             sh.stats.not_for_us += 1;
-            return;
+            return None;
         }
         if !sh.can_be_peer(src, src_mac) {
             sh.stats.martians += 1;
-            return;
+            return None;
         }
         sh.stats.reassembly_required += 1;
         if let Err(error) = check(&fragment, buffer.chunk(), buffer.remaining()) {
@@ -158,149 +166,39 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 sh.control_queue
                     .icmp_error(now, &origin, error, buffer.chunk(), stats);
             }
-            return;
+            return None;
         }
         let from = (src_mac, !sh.control_queue.silent);
         let limits = &sh.config.reassembly;
         let failed = &mut sh.stats.reassembly_fails;
-        match self
-            .fragments
-            .insert(now, &fragment, buffer, from, limits, failed)
-        {
-            FragmentOutcome::Kept => {}
-            FragmentOutcome::Failed => sh.stats.reassembly_fails += 1,
+        match self.insert(now, &fragment, buffer, from, limits, failed) {
+            FragmentOutcome::Kept => None,
+            FragmentOutcome::Failed => {
+                sh.stats.reassembly_fails += 1;
+                None
+            }
             FragmentOutcome::Complete(whole) => {
-                let silent = core::mem::replace(&mut sh.control_queue.silent, !whole.first.ours);
-                self.on_reassembled(now, whole);
-                self.shared.control_queue.silent = silent;
+                let (src_mac, is_copy) = (whole.first.src_mac, !whole.first.ours);
+                let silent = core::mem::replace(&mut sh.control_queue.silent, is_copy);
+                let received = content_of(sh, whole);
+                sh.control_queue.silent = silent;
+                let (content, buffer) = received?;
+                Some(ReceivedDatagram {
+                    content,
+                    buffer,
+                    src_mac,
+                    is_copy,
+                })
             }
-        }
-    }
-
-    /// Processes a reassembled datagram.
-    fn on_reassembled(&mut self, now: Instant, whole: ReassembledDatagram<B>) {
-        let stats = &mut self.shared.stats;
-        let (src, dst) = (whole.key.src, whole.key.dst);
-        let src_mac = whole.first.src_mac;
-        // Our MSS keeps segments within our MTU, and a connection counts a segment as one buffer, so a
-        // longer segment is rejected.
-        let too_long = whole.at + whole.len() > usize::from(self.shared.config.mtu);
-        let (next, at, named) = if dst.is_ipv4() {
-            (whole.first.next, whole.at, 9)
-        } else {
-            let packet = whole.head.chunk();
-            match extension_headers::walk_extension_headers(
-                packet,
-                whole.first.next,
-                whole.at,
-                whole.first.named,
-            ) {
-                WalkEnd::Reached { next, at, named } => (next, at, named),
-                WalkEnd::Discard => {
-                    stats.header_errors += 1;
-                    return;
-                }
-                WalkEnd::Report { error, .. } => {
-                    stats.header_errors += 1;
-                    if !extension_headers::carries_icmp_error(packet, whole.first.next, whole.at) {
-                        let origin = Origin { src_mac, src, dst };
-                        self.shared
-                            .control_queue
-                            .icmp_error(now, &origin, error, packet, stats);
-                    }
-                    return;
-                }
-            }
-        };
-        let (first, ce) = (whole.first, whole.ce);
-        let what = match (src, dst) {
-            _ if next == PROTOCOL_TCP && too_long => {
-                stats.reassembly_fails += 1;
-                return;
-            }
-            (IpAddr::V4(src), IpAddr::V4(dst)) if next == ICMP => FrameContent::Icmpv4 { src, dst },
-            // Neighbour discovery must not be fragmented (RFC 6980): a hop limit of 0 fails its check for 255.
-            (IpAddr::V6(src), IpAddr::V6(dst)) if next == PROTOCOL_ICMPV6 => FrameContent::Icmpv6 {
-                src,
-                dst,
-                hop_limit: 0,
-            },
-            _ if next == PROTOCOL_TCP => {
-                let stats = &whole.head.chunk()[at..];
-                let ports = (read_u16(stats, 2), read_u16(stats, 0));
-                let Some(key) = FlowKey::new(dst, ports.0, src, ports.1) else {
-                    return;
-                };
-                FrameContent::Tcp { key, ce }
-            }
-            _ => {
-                stats.reassembly_oks += 1;
-                stats.unknown_protocols += 1;
-                let error = match dst {
-                    IpAddr::V4(_) => IcmpError::PROTOCOL,
-                    IpAddr::V6(_) => IcmpError::parameter_problem(1, named),
-                };
-                if next != frame::NO_NEXT_HEADER || dst.is_ipv4() {
-                    let origin = Origin { src_mac, src, dst };
-                    let packet = whole.head.chunk();
-                    self.shared
-                        .control_queue
-                        .icmp_error(now, &origin, error, packet, stats);
-                }
-                return;
-            }
-        };
-        let Some(buffer) = whole.join_buffers(at) else {
-            stats.reassembly_fails += 1;
-            return;
-        };
-        stats.reassembly_oks += 1;
-        match what {
-            FrameContent::Tcp { key, ce } => {
-                self.on_reassembled_segment(now, &key, ce, buffer, first.src_mac)
-            }
-            what => {
-                let origin = FrameOrigin {
-                    src_mac: first.src_mac,
-                    stripped: 0,
-                };
-                self.on_other_frame(now, what, buffer, origin);
-            }
-        }
-    }
-
-    fn on_reassembled_segment(
-        &mut self,
-        now: Instant,
-        key: &FlowKey,
-        ce: bool,
-        buffer: B,
-        src_mac: [u8; 6],
-    ) {
-        if let Some(home) = &self.shared.config.steering
-            && !home.owns(key.local(), key.remote())
-        {
-            return;
-        }
-        if frame::verify_segment_checksum(key, &buffer, &mut self.shared.stats).is_none() {
-            return;
-        }
-        let mut seg = Segment::default();
-        if let Some(buffer) = self.parse_segment(&mut seg, buffer, ce) {
-            let origin = FrameOrigin {
-                src_mac,
-                stripped: 0,
-            };
-            self.on_tcp_segment(now, key, None, &seg, buffer, origin);
         }
     }
 
     /// Drops datagrams whose reassembly timed out. If the first fragment was received, an ICMP error is
     /// sent to the source (RFC 792, RFC 4443 section 3.3).
     #[cold]
-    pub(crate) fn give_up_fragments(&mut self, now: Instant) {
-        while let Some((key, first, head)) = self.fragments.take_expired(now) {
-            let sh = &mut self.shared;
+    pub(super) fn give_up(&mut self, sh: &mut SharedState) {
+        let now = sh.now;
+        while let Some((key, first, head)) = self.take_expired(now) {
             sh.stats.reassembly_timeouts += 1;
             sh.stats.reassembly_fails += 1;
             let Some(head) = head else { continue };
@@ -319,10 +217,87 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .icmp_error(now, &origin, error, packet, &mut sh.stats);
         }
     }
+}
 
-    /// Number of received buffers in incomplete datagrams, at most
-    /// [`max_fragments`](crate::ReassemblyConfig::max_fragments).
-    pub fn held_fragments(&self) -> usize {
-        self.fragments.held_buffers()
-    }
+/// Returns the content of a reassembled datagram. `None`: it has none for us, and was answered if
+/// required.
+fn content_of<B: RecvBuf>(
+    sh: &mut SharedState,
+    whole: ReassembledDatagram<B>,
+) -> Option<(FrameContent, B)> {
+    let (now, stats) = (sh.now, &mut sh.stats);
+    let (src, dst) = (whole.key.src, whole.key.dst);
+    let src_mac = whole.first.src_mac;
+    // Our MSS keeps segments within our MTU, and a connection counts a segment as one buffer, so a
+    // longer segment is rejected.
+    let too_long = whole.at + whole.len() > usize::from(sh.config.mtu);
+    let (next, at, named) = if dst.is_ipv4() {
+        (whole.first.next, whole.at, 9)
+    } else {
+        let packet = whole.head.chunk();
+        match extension_headers::walk_extension_headers(
+            packet,
+            whole.first.next,
+            whole.at,
+            whole.first.named,
+        ) {
+            WalkEnd::Reached { next, at, named } => (next, at, named),
+            WalkEnd::Discard => {
+                stats.header_errors += 1;
+                return None;
+            }
+            WalkEnd::Report { error, .. } => {
+                stats.header_errors += 1;
+                if !extension_headers::carries_icmp_error(packet, whole.first.next, whole.at) {
+                    let origin = Origin { src_mac, src, dst };
+                    sh.control_queue
+                        .icmp_error(now, &origin, error, packet, stats);
+                }
+                return None;
+            }
+        }
+    };
+    let ce = whole.ce;
+    let what = match (src, dst) {
+        _ if next == PROTOCOL_TCP && too_long => {
+            stats.reassembly_fails += 1;
+            return None;
+        }
+        (IpAddr::V4(src), IpAddr::V4(dst)) if next == ICMP => FrameContent::Icmpv4 { src, dst },
+        // Neighbour discovery must not be fragmented (RFC 6980): a hop limit of 0 fails its check for 255.
+        (IpAddr::V6(src), IpAddr::V6(dst)) if next == PROTOCOL_ICMPV6 => FrameContent::Icmpv6 {
+            src,
+            dst,
+            hop_limit: 0,
+        },
+        _ if next == PROTOCOL_TCP => {
+            let stats = &whole.head.chunk()[at..];
+            let ports = (read_u16(stats, 2), read_u16(stats, 0));
+            let Some(key) = FlowKey::new(dst, ports.0, src, ports.1) else {
+                return None;
+            };
+            FrameContent::Tcp { key, ce }
+        }
+        _ => {
+            stats.reassembly_oks += 1;
+            stats.unknown_protocols += 1;
+            let error = match dst {
+                IpAddr::V4(_) => IcmpError::PROTOCOL,
+                IpAddr::V6(_) => IcmpError::parameter_problem(1, named),
+            };
+            if next != frame::NO_NEXT_HEADER || dst.is_ipv4() {
+                let origin = Origin { src_mac, src, dst };
+                let packet = whole.head.chunk();
+                sh.control_queue
+                    .icmp_error(now, &origin, error, packet, stats);
+            }
+            return None;
+        }
+    };
+    let Some(buffer) = whole.join_buffers(at) else {
+        stats.reassembly_fails += 1;
+        return None;
+    };
+    stats.reassembly_oks += 1;
+    Some((what, buffer))
 }

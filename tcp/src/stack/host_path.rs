@@ -24,7 +24,8 @@
 use core::net::{IpAddr, Ipv4Addr};
 
 use crate::base::buffer::RecvBuf;
-use crate::stack::{HOST_FRAMES, Stack};
+use crate::config::StackConfig;
+use crate::connection::context::SharedState;
 use crate::wire::bytes::read_u32;
 use crate::wire::constants::PROTOCOL_TCP;
 use crate::wire::flow_key::FlowKey;
@@ -38,34 +39,65 @@ const FIRST_INFORMATIONAL: u8 = 128;
 
 /// Owner of a frame that carries no segment of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FrameOwner {
+pub(super) enum FrameOwner {
     Ours,
     Host,
     Both,
 }
 
-impl<B: RecvBuf, R> Stack<B, R> {
+/// Maximum number of frames per burst: two bursts of a port, since frames forwarded by other workers
+/// arrive as well.
+const FRAMES_MAX: usize = 64;
+
+/// Frames for the kernel's stack, until drained.
+pub(super) struct HostFrames<B>(pub Vec<B>);
+
+impl<B: RecvBuf> HostFrames<B> {
+    /// Returns an empty list, with memory if the device is shared.
+    pub(super) fn new(config: &StackConfig) -> Self {
+        let most = config.host.as_ref().map_or(0, |_| FRAMES_MAX);
+        HostFrames(Vec::with_capacity(most))
+    }
+
+    /// Queues a frame after restoring the `stripped` bytes of headers (0: a reassembled datagram, for
+    /// which no frame exists).
+    #[cold]
+    pub(super) fn hand_over(&mut self, shared: &mut SharedState, mut frame: B, stripped: usize) {
+        // A copy of a frame that another worker received: that worker hands it over.
+        if shared.control_queue.silent {
+            return;
+        }
+        if stripped == 0 || self.0.len() >= FRAMES_MAX || !frame.retreat(stripped) {
+            shared.stats.host_drops += 1;
+            return;
+        }
+        shared.stats.host_frames += 1;
+        self.0.push(frame);
+    }
+}
+
+impl SharedState {
     /// Returns whether a segment that matches no connection here belongs to the kernel.
     #[cold]
-    pub(crate) fn is_host_segment(&self, key: &FlowKey) -> bool {
-        let Some(host) = &self.shared.config.host else {
+    pub(super) fn is_host_segment(&self, key: &FlowKey) -> bool {
+        let Some(host) = &self.config.host else {
             return false;
         };
         // One of our own connects, looped back: the kernel accepts nothing from its own address.
-        if self.shared.is_own_address(key.remote().ip()) {
+        if self.is_own_address(key.remote().ip()) {
             return false;
         }
         let local = key.local();
         if host.addresses.contains(&local.ip()) {
-            !host.ports.contains(local.port()) && self.find_listener(key).is_none()
+            !host.ports.contains(local.port()) && self.listeners.find(local).is_none()
         } else {
-            !self.shared.is_own_address(local.ip())
+            !self.is_own_address(local.ip())
         }
     }
 
     /// Determines the owner of a frame that carries no TCP segment. `frame` starts with the content `what`.
-    pub(crate) fn owner_of_frame(&self, what: &FrameContent, frame: &B) -> FrameOwner {
-        let Some(host) = &self.shared.config.host else {
+    pub(super) fn owner_of_frame<B: RecvBuf>(&self, what: &FrameContent, frame: &B) -> FrameOwner {
+        let Some(host) = &self.config.host else {
             return FrameOwner::Ours;
         };
         let bytes = frame.chunk();
@@ -73,7 +105,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let by_address = |dst: IpAddr, at_shared: FrameOwner| {
             if host.addresses.contains(&dst) {
                 at_shared
-            } else if self.shared.is_own_address(dst) {
+            } else if self.is_own_address(dst) {
                 FrameOwner::Ours
             } else {
                 FrameOwner::Host
@@ -111,34 +143,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 by_address(dst, at_shared)
             }
         }
-    }
-
-    /// Queues a frame for the kernel after restoring the `stripped` bytes of headers (0: a reassembled
-    /// datagram, for which no frame exists).
-    #[cold]
-    pub(crate) fn hand_to_host(&mut self, mut frame: B, stripped: usize) {
-        // A copy of a frame that another worker received: that worker hands it over.
-        if self.shared.control_queue.silent {
-            return;
-        }
-        if stripped == 0 || self.host_frames.len() >= HOST_FRAMES || !frame.retreat(stripped) {
-            self.shared.stats.host_drops += 1;
-            return;
-        }
-        self.shared.stats.host_frames += 1;
-        self.host_frames.push(frame);
-    }
-
-    /// Returns whether frames for the kernel are queued.
-    #[inline]
-    pub fn has_host_frames(&self) -> bool {
-        !self.host_frames.is_empty()
-    }
-
-    /// Drains the frames for the kernel, as received except for Ethernet padding. Must be called after
-    /// each burst, since the list is short.
-    pub fn take_host_frames(&mut self) -> impl Iterator<Item = B> {
-        self.host_frames.drain(..)
     }
 }
 

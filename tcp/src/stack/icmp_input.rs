@@ -84,16 +84,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
         frame: B,
         link_origin: FrameOrigin,
     ) {
-        let owner = self.owner_of_frame(&what, &frame);
+        let owner = self.shared.owner_of_frame(&what, &frame);
         let stripped = usize::from(link_origin.stripped);
         if owner == FrameOwner::Host {
-            return self.hand_to_host(frame, stripped);
+            return self
+                .host_frames
+                .hand_over(&mut self.shared, frame, stripped);
         }
         let src_mac = link_origin.src_mac;
         let origin = |src: IpAddr, dst: IpAddr| Origin { src_mac, src, dst };
         match what {
             FrameContent::Tcp { .. } | FrameContent::Unclaimed => {}
-            FrameContent::Fragment { header } => return self.fragment(now, header, frame, src_mac),
+            FrameContent::Fragment { header } => {
+                return self.on_fragment(now, header, frame, src_mac);
+            }
             FrameContent::Rejected {
                 src,
                 dst,
@@ -106,7 +110,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     Some(dst)
                 };
                 if let Some(dst) = dst
-                    && !self.take_datagram(&origin(src, dst), frame.chunk())
+                    && !self.port_mapper.take_datagram(
+                        &mut self.shared,
+                        &origin(src, dst),
+                        frame.chunk(),
+                    )
                 {
                     self.reject_packet(now, &origin(src, dst), error, frame.chunk());
                 }
@@ -122,8 +130,31 @@ impl<B: RecvBuf, R> Stack<B, R> {
             } => self.on_icmpv6(now, &origin(src.into(), dst.into()), hop_limit, &frame),
         }
         if owner == FrameOwner::Both {
-            self.hand_to_host(frame, stripped);
+            self.host_frames
+                .hand_over(&mut self.shared, frame, stripped);
         }
+    }
+
+    /// Processes a fragment, and the datagram that it completes.
+    fn on_fragment(&mut self, now: Instant, header: Option<usize>, frame: B, src_mac: [u8; 6]) {
+        let complete = self
+            .fragments
+            .receive(&mut self.shared, header, frame, src_mac);
+        let Some(datagram) = complete else { return };
+        let origin = FrameOrigin {
+            src_mac: datagram.src_mac,
+            stripped: 0,
+        };
+        let buffer = datagram.buffer;
+        let silent = &mut self.shared.control_queue.silent;
+        let before = core::mem::replace(silent, datagram.is_copy);
+        match datagram.content {
+            FrameContent::Tcp { key, ce } => {
+                self.on_reassembled_segment(&key, ce, buffer, origin);
+            }
+            content => self.on_other_frame(now, content, buffer, origin),
+        }
+        self.shared.control_queue.silent = before;
     }
 
     /// Answers a packet to one of our addresses that no protocol here accepts with an ICMP error.
@@ -177,7 +208,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         let packet = head.get(ICMP_HEADER..).unwrap_or(&[]);
         let Some(quoted) = QuotedSegment::parse_v4(packet) else {
-            self.take_datagram_error(head, packet);
+            self.port_mapper.take_error(&mut self.shared, head, packet);
             return;
         };
         if head[..2] == FRAGMENTATION_NEEDED {
@@ -214,7 +245,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 let head = message.chunk();
                 let packet = head.get(ICMP_HEADER..).unwrap_or(&[]);
                 let Some(quoted) = QuotedSegment::parse_v6(packet) else {
-                    self.take_datagram_error(head, packet);
+                    self.port_mapper.take_error(&mut self.shared, head, packet);
                     return;
                 };
                 if head[0] == PACKET_TOO_BIG {
@@ -245,8 +276,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Schedules output of a connection whose neighbour was resolved.
     pub(crate) fn schedule_after_resolution(&mut self, id: ConnId) {
-        let conn = self.connections.get_mut(id.index as usize);
-        if let Some(conn) = conn.filter(|conn| conn.generation == id.generation) {
+        if let Some(conn) = self.slots.current(id) {
             self.shared
                 .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
         }
@@ -259,12 +289,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     fn on_unreachable(&mut self, key: &FlowKey, seq: SeqNr, soft: bool) {
         self.shared.stats.icmp_errors_in += 1;
         let hash = self.shared.table_hasher.hash(key);
-        let Some(index) = self.shared.flow_table.find(hash, |i| {
-            self.connections[i as usize].path.template.carries(key)
-        }) else {
+        let Some(index) = self.slots.find(&self.shared, key, hash) else {
             return;
         };
-        let conn = &mut self.connections[index as usize];
+        let conn = &mut self.slots[index];
         if conn.tcb.state != TcpState::SynSent || seq != conn.tcb.snd_una {
             return;
         }
@@ -277,25 +305,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 &mut self.shared.context_of(conn.id(index)),
                 Events::UNREACHABLE,
             );
-            self.free_if_done(index);
+            self.slots.free_if_done(&mut self.shared, index);
         }
     }
-}
 
-impl<B: RecvBuf, R> Stack<B, R> {
     /// Processes the report of a router that the segment of `key` at `seq` exceeded `mtu`. The report is
     /// accepted if the segment is in flight (RFC 5927 section 4.1) and was longer than `mtu` allows, and
     /// if `mtu` is plausible (RFC 8899 section 4.6.1).
     pub(crate) fn on_packet_too_big(&mut self, key: &FlowKey, seq: SeqNr, mtu: u16, now: Instant) {
         self.shared.stats.icmp_errors_in += 1;
         let hash = self.shared.table_hasher.hash(key);
-        let conns = &self.connections;
-        let found = self
-            .shared
-            .flow_table
-            .find(hash, |i| conns[i as usize].path.template.carries(key));
+        let found = self.slots.find(&self.shared, key, hash);
         let Some(index) = found else { return };
-        let conn = &mut self.connections[index as usize];
+        let conn = &mut self.slots[index];
         let tcb = &conn.tcb;
         let min = if key.is_v6() { MIN_V6 } else { MIN_V4 };
         if tcb.state == TcpState::SynSent || seq.lt(tcb.snd_una) || seq.ge(tcb.snd_nxt) || mtu < min

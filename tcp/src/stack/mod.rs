@@ -9,12 +9,10 @@ pub(crate) mod receive;
 mod slots;
 mod syn_cookies;
 pub(crate) mod transmit;
-mod unmatched;
 
 use crate::tcb::flags::ConnectionFlags;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
-use std::collections::VecDeque;
 
 use crate::base::buffer::RecvBuf;
 use crate::base::error::StackError;
@@ -25,20 +23,26 @@ use crate::base::quota_owner::QuotaOwner;
 use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
-use crate::config::StackConfig;
-use crate::connection::closing_list::Closing;
+use crate::base::timer_wheel::TimerWheel;
+use crate::config::{LearnedRoutes, StackConfig};
+use crate::connection::closing_list::{Closing, ClosingLists};
 use crate::connection::context::SharedState;
 use crate::connection::receiver::LONG_PATH;
+use crate::connection::side_table::SideTable;
 use crate::connection::{Connection, NO_LISTENER};
+use crate::flow::table::FlowTable;
 use crate::ip::reassembly::ReassemblyTable;
 use crate::link::address_conflicts::AddressConflict;
+use crate::link::neighbours::NeighbourLookup;
 use crate::queues::receive_queue::ReceiveQueue;
-use crate::stack::datagrams::PortMapperEvent;
+use crate::stack::datagrams::{
+    Datagram, DatagramOutcome, NO_CONNECTION, PortMapperEvent, PortMapperInbox,
+};
+use crate::stack::host_path::HostFrames;
 use crate::stack::receive::RxPipeline;
-
-/// Maximum number of frames for the kernel per burst: two bursts of a port, since frames forwarded by
-/// other workers arrive as well.
-const HOST_FRAMES: usize = 64;
+use crate::stack::slots::Slots;
+use crate::tcb::Tcb;
+use crate::wire::constants::PORT_MAPPER_PORT;
 
 /// Snapshot of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -87,21 +91,28 @@ pub struct TcpInfo {
 
 /// The stack of one device in one worker. `B` is a received frame, `R` a record to send.
 pub struct Stack<B: RecvBuf, R> {
-    pub(crate) connections: Vec<Connection<B, R>>,
-    pub(crate) free_slots: Vec<u32>,
+    pub(crate) slots: Slots<B, R>,
     /// Connection of the last received segment.
     pub(crate) last_connection: u32,
     /// Empty between bursts.
     pub(crate) rx_pipeline: RxPipeline<B>,
     pub(crate) fragments: ReassemblyTable<B>,
-    /// Frames for the kernel's stack, until drained.
-    pub(crate) host_frames: Vec<B>,
-    /// Messages for the port mapper, until taken.
-    pub(crate) port_mapper_events: VecDeque<PortMapperEvent>,
+    host_frames: HostFrames<B>,
+    port_mapper: PortMapperInbox,
     pub(crate) shared: SharedState,
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
+    /// Bytes of an idle connection in this crate: its slot, its entries in the timer wheel, the closing
+    /// lists and the side table, and its share of the flow table.
+    pub const CONNECTION_BYTES: usize = size_of::<Connection<B, R>>()
+        + TimerWheel::NODE
+        + ClosingLists::NODE
+        + SideTable::ENTRY
+        + FlowTable::SHARE;
+    /// The part of these bytes that every segment accesses.
+    pub const HOT_BYTES: usize = size_of::<Tcb>();
+
     /// Creates a stack after checking the configuration.
     pub fn new(config: StackConfig, now: Instant) -> Result<Self, StackError> {
         crate::config::check_config(&config)?;
@@ -116,39 +127,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 }
             }
         }
-        // Reserved for all connections: pages stay untouched until used, while growth would copy all
-        // connections within one batch.
-        let conns = Vec::with_capacity(shared.config.max_connections);
-        let host_frames = shared.config.host.as_ref().map_or(0, |_| HOST_FRAMES);
         Ok(Stack {
-            connections: conns,
-            free_slots: Vec::new(),
+            slots: Slots::new(shared.config.max_connections),
             last_connection: u32::MAX,
             rx_pipeline: RxPipeline::default(),
             fragments: ReassemblyTable::new(),
-            host_frames: Vec::with_capacity(host_frames),
-            port_mapper_events: VecDeque::new(),
+            host_frames: HostFrames::new(&shared.config),
+            port_mapper: PortMapperInbox::default(),
             shared,
-        })
-    }
-
-    #[inline]
-    pub(crate) fn connection(&self, id: ConnId) -> Option<&Connection<B, R>> {
-        self.connections.get(id.index as usize).filter(|conn| {
-            conn.generation == id.generation && !conn.tcb.has(ConnectionFlags::RELEASED)
-        })
-    }
-
-    #[inline]
-    fn connection_mut(&mut self, id: ConnId) -> Option<&mut Connection<B, R>> {
-        self.connections.get_mut(id.index as usize).filter(|conn| {
-            conn.generation == id.generation && !conn.tcb.has(ConnectionFlags::RELEASED)
         })
     }
 
     /// Returns a snapshot of the connection; `None` for a stale id.
     pub fn tcp_info(&self, id: ConnId) -> Option<TcpInfo> {
-        let conn = self.connection(id)?;
+        let conn = self.slots.owned(id)?;
         let tcb = &conn.tcb;
         Some(TcpInfo {
             state: tcb.state,
@@ -179,14 +171,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Sets the value that accompanies every event of this connection.
     pub fn set_user(&mut self, id: ConnId, user: u64) {
-        if let Some(conn) = self.connection_mut(id) {
+        if let Some(conn) = self.slots.owned_mut(id) {
             conn.tcb.user = user;
         }
     }
 
     /// Sets the owner whose quota the connection counts against, see [`Stack::connect_for`].
     pub fn set_quota_owner(&mut self, id: ConnId, owner: QuotaOwner) {
-        if self.connection(id).is_some() {
+        if self.slots.owned(id).is_some() {
             let fields = self.shared.side_table.fields_of(id.index);
             fields.set_quota_owner(Some(owner));
         }
@@ -196,13 +188,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// records can be pushed.
     pub fn close(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
-        if self.connection(id).is_some() {
+        if self.slots.owned(id).is_some() {
             self.start_close(id.index);
         }
     }
 
     fn start_close(&mut self, index: u32) {
-        let conn = &mut self.connections[index as usize];
+        let conn = &mut self.slots[index];
         let tcb = &mut conn.tcb;
         if tcb.has(ConnectionFlags::FIN_QUEUED) {
             return;
@@ -235,8 +227,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// `take_unacked` or `release`.
     pub fn abort(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
-        if self.connection(id).is_some() {
-            let conn = &mut self.connections[id.index as usize];
+        if self.slots.owned(id).is_some() {
+            let conn = &mut self.slots[id.index];
             if conn.tcb.state != TcpState::Closed {
                 conn.path
                     .schedule_reset(&mut conn.tcb, &mut self.shared.context_of(id));
@@ -251,12 +243,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// before the slot of its connection is free.
     pub fn release(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
-        if self.connection(id).is_none() {
+        if self.slots.owned(id).is_none() {
             return;
         }
         let index = id.index;
-        let conn = &mut self.connections[index as usize];
-        self.shared.leave_backlog(&mut conn.tcb, conn.listener);
+        let conn = &mut self.slots[index];
+        self.shared
+            .listeners
+            .leave_backlog(&mut conn.tcb, conn.listener);
         if matches!(
             conn.tcb.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2 | TcpState::CloseWait
@@ -267,7 +261,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             conn.enter_closed(&mut self.shared.context_of(id));
         }
         self.start_close(index);
-        let conn = &mut self.connections[index as usize];
+        let conn = &mut self.slots[index];
         conn.tcb.flags |= ConnectionFlags::RELEASED;
         conn.tcb.events = 0;
         conn.receiver.receive_queue.clear();
@@ -279,19 +273,21 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if conn.tcb.state == TcpState::TimeWait {
             self.shared.closing.push(Closing::TimeWait, index);
         }
-        self.free_if_done(index);
+        self.slots.free_if_done(&mut self.shared, index);
     }
 
     /// Returns the next connection with events: its id, its user value, and all its events OR-ed together.
     pub fn next_event(&mut self) -> Option<(ConnId, u64, Events)> {
         while let Some(index) = self.shared.event_list.pop_front() {
-            let conn = &mut self.connections[index as usize];
+            let conn = &mut self.slots[index];
             let events = Events(core::mem::take(&mut conn.tcb.events));
             if events.is_empty() || conn.tcb.has(ConnectionFlags::RELEASED) {
                 continue;
             }
             if events.contains(Events::ACCEPTED) {
-                self.shared.leave_backlog(&mut conn.tcb, conn.listener);
+                self.shared
+                    .listeners
+                    .leave_backlog(&mut conn.tcb, conn.listener);
             }
             return Some((
                 ConnId {
@@ -316,9 +312,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn peek_event_user(&self, ahead: usize) -> Option<u64> {
         let index = *self.shared.event_list.get(ahead)?;
-        self.connections
-            .get(index as usize)
-            .map(|conn| conn.tcb.user)
+        self.slots.get(index).map(|conn| conn.tcb.user)
     }
 
     /// Returns whether [`next_event`](Self::next_event) may return an event.
@@ -330,8 +324,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Returns the queue of bytes received in order.
     #[inline]
     pub fn receive_queue(&mut self, id: ConnId) -> Option<&mut ReceiveQueue<B>> {
-        self.connection(id)?;
-        let conn = &mut self.connections[id.index as usize];
+        self.slots.owned(id)?;
+        let conn = &mut self.slots[id.index];
         conn.receiver
             .update_held_buffers(&mut self.shared.context_of(id));
         // The caller may consume data and thereby open the window: `poll` checks.
@@ -346,10 +340,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// byte of [`receive_queue`](Self::receive_queue), and its payload, or the new part of it. The
     /// segment stays held and reaches the queue once all earlier data is there.
     pub fn for_each_out_of_order(&mut self, id: ConnId, mut visit: impl FnMut(usize, &B)) {
-        if self.connection(id).is_none() {
+        if self.slots.owned(id).is_none() {
             return;
         }
-        let conn = &mut self.connections[id.index as usize];
+        let conn = &mut self.slots[id.index];
         let (next, queued) = (conn.tcb.rcv_nxt, conn.receiver.receive_queue.len_bytes());
         if let Some(queue) = &mut conn.receiver.out_of_order {
             queue.show_unseen(|seq, block| visit(queued + (seq - next) as usize, block));
@@ -362,7 +356,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.now = now;
         self.poll_timers(now);
         if self.fragments.is_due(now) {
-            self.give_up_fragments(now);
+            self.fragments.give_up(&mut self.shared);
         }
         self.give_up_neighbours(now);
         self.poll_output(now, sink);
@@ -395,14 +389,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
             while n < due.len()
                 && let Some(index) = self.shared.timer_wheel.pop_due(now)
             {
-                self.connections[index as usize].prefetch_timers();
+                self.slots[index].prefetch_timers();
                 due[n] = index;
                 n += 1;
             }
             for &index in &due[..n] {
-                let conn = &mut self.connections[index as usize];
+                let conn = &mut self.slots[index];
                 if conn.on_timer(&mut self.shared.context_of(conn.id(index))) {
-                    self.free_slot(index);
+                    self.slots.free(&mut self.shared, index);
                 }
             }
             if n < due.len() {
@@ -430,7 +424,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let Some(index) = self.shared.output_list.pop_front() else {
                 break;
             };
-            let conn = &mut self.connections[index as usize];
+            let conn = &mut self.slots[index];
             if !conn.tcb.has(ConnectionFlags::IN_OUTPUT_LIST) {
                 continue;
             }
@@ -463,7 +457,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 return;
             }
             if is_closed {
-                self.free_if_done(index);
+                self.slots.free_if_done(&mut self.shared, index);
             }
         }
         self.shared.is_output_blocked = false;
@@ -476,7 +470,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             && at <= now.0
         {
             self.shared.awaited_answers.pop_front();
-            let conn = &mut self.connections[index as usize];
+            let conn = &mut self.slots[index];
             if conn.tcb.ack_at == at {
                 conn.on_answer_missed(&mut self.shared.context_of(conn.id(index)));
             }
@@ -501,14 +495,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if self.shared.conflicts.is_due(now) {
             self.shared.probe_addresses(now);
         }
-        for ConnId { index, generation } in self.shared.neighbours.poll(now) {
+        for id in self.shared.neighbours.poll(now) {
             self.shared.stats.neighbour_failures += 1;
-            let conn = self.connections.get_mut(index as usize);
-            let Some(conn) = conn.filter(|conn| conn.generation == generation) else {
+            let Some(conn) = self.slots.current(id) else {
                 continue;
             };
-            conn.on_neighbour_failed(&mut self.shared.context_of(conn.id(index)));
-            self.free_if_done(index);
+            conn.on_neighbour_failed(&mut self.shared.context_of(id));
+            self.slots.free_if_done(&mut self.shared, id.index);
         }
     }
 
@@ -577,6 +570,118 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Number of connections that occupy a slot, TIME-WAIT included.
     pub fn connection_count(&self) -> usize {
-        self.connections.len() - self.free_slots.len()
+        self.slots.count()
+    }
+
+    /// Replaces the learned routes, which are used in addition to those of the configuration.
+    pub fn set_learned_routes(&mut self, routes: LearnedRoutes) {
+        self.shared.learned_routes = routes;
+        self.shared.neighbours.new_generation();
+    }
+
+    /// Sets the MAC address of a neighbour as known to another stack on this machine; `None`: that
+    /// stack no longer knows it. `is_permanent`: the entry needs no confirmation.
+    pub fn learn_neighbour(
+        &mut self,
+        now: Instant,
+        address: IpAddr,
+        mac: Option<[u8; 6]>,
+        is_permanent: bool,
+    ) {
+        self.shared.now = now;
+        let neighbours = &mut self.shared.neighbours;
+        let Some(mac) = mac else {
+            return neighbours.forget_known(address, now);
+        };
+        for id in neighbours.set_known(address, mac, is_permanent, now) {
+            self.schedule_after_resolution(id);
+        }
+    }
+
+    /// Returns true if at most `most` connections occupy slots. Frees slots of connections in TIME-WAIT
+    /// that have no owner as far as necessary.
+    pub fn has_at_most(&mut self, most: usize) -> bool {
+        while self.slots.count() > most {
+            if !self.slots.evict_time_wait(&mut self.shared) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns whether frames for the kernel are queued.
+    #[inline]
+    pub fn has_host_frames(&self) -> bool {
+        !self.host_frames.0.is_empty()
+    }
+
+    /// Drains the frames for the kernel, as received except for Ethernet padding. Must be called after
+    /// each burst, since the list is short.
+    pub fn take_host_frames(&mut self) -> impl Iterator<Item = B> {
+        self.host_frames.0.drain(..)
+    }
+
+    /// Number of received buffers in incomplete datagrams, at most
+    /// [`max_fragments`](crate::ReassemblyConfig::max_fragments).
+    pub fn held_fragments(&self) -> usize {
+        self.fragments.held_buffers()
+    }
+
+    /// Returns whether messages for the port mapper wait.
+    #[inline]
+    pub fn has_port_mapper_events(&self) -> bool {
+        !self.port_mapper.0.is_empty()
+    }
+
+    /// Takes the next message for the port mapper.
+    pub fn next_port_mapper_event(&mut self) -> Option<PortMapperEvent> {
+        self.port_mapper.0.pop_front()
+    }
+
+    /// Returns whether the stack receives messages of the port mapper.
+    pub fn has_port_mapper(&self) -> bool {
+        self.shared.config.port_mapper
+    }
+
+    /// Returns whether a listener has this address and port.
+    pub fn listens_on(&self, local: SocketAddr) -> bool {
+        self.shared.is_own_address(local.ip()) && self.shared.listeners.find(local).is_some()
+    }
+
+    /// Answers a datagram, unless the rate limit of answers is reached.
+    pub fn answer_datagram(&mut self, now: Instant, datagram: &Datagram, payload: &[u8]) {
+        if self.shared.datagrams.try_take(now) {
+            self.shared
+                .push_datagram(datagram.src_mac, datagram.to, datagram.from, payload);
+        } else {
+            self.shared.stats.control_drops += 1;
+        }
+    }
+
+    /// Sends a datagram to the port mapper of the host at `to`.
+    pub fn send_to_port_mapper(
+        &mut self,
+        now: Instant,
+        owner: QuotaOwner,
+        from: IpAddr,
+        to: IpAddr,
+        payload: &[u8],
+    ) -> DatagramOutcome {
+        let Some(hop) = self.shared.next_hop(to) else {
+            return DatagramOutcome::Dropped;
+        };
+        let neighbours = &mut self.shared.neighbours;
+        match neighbours.lookup(hop, NO_CONNECTION, false, Some(owner), now) {
+            NeighbourLookup::Found(mac) => {
+                let to = SocketAddr::new(to, PORT_MAPPER_PORT);
+                if self.shared.push_datagram(mac, from, to, payload) {
+                    DatagramOutcome::Queued
+                } else {
+                    DatagramOutcome::Dropped
+                }
+            }
+            NeighbourLookup::Wait => DatagramOutcome::Unresolved,
+            NeighbourLookup::Full => DatagramOutcome::Dropped,
+        }
     }
 }

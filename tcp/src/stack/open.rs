@@ -1,4 +1,5 @@
-//! Opening connections actively ([`Stack::connect`]) and passively ([`Stack::listen`]).
+//! Opening connections actively ([`Stack::connect`]) and passively ([`Stack::listen`]): SYNs for
+//! listeners, and other segments that match no connection (RFC 9293 sections 3.10.7.1 and 3.10.7.2).
 
 use crate::tcb::flags::ConnectionFlags;
 use core::net::{IpAddr, SocketAddr};
@@ -10,11 +11,11 @@ use crate::base::quota_owner::QuotaOwner;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::config::LearnedRoutes;
-use crate::connection::context::ListenSocket;
 use crate::stack::Stack;
+use crate::stack::syn_cookies::ReturnedCookie;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame;
+use crate::wire::segment::{self, Segment};
 
 /// Ephemeral ports: all that are not reserved (RFC 6056 section 3.2).
 const PORT_FIRST: u16 = 1024;
@@ -164,9 +165,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     ) -> Result<ConnId, StackError> {
         let max = self.shared.config.max_connections;
         let index = self
-            .allocate_slot(key)
+            .slots
+            .allocate(&mut self.shared, &key)
             .ok_or(StackError::TooManyConnections(max))?;
-        let conn = &mut self.connections[index as usize];
+        let conn = &mut self.slots[index];
         conn.tcb.user = user;
         self.shared.stats.active_opens += 1;
         self.start_handshake(index, previous);
@@ -176,14 +178,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .side_table
                 .fields_of(index)
                 .set_quota_owner(owner);
-            let conn = &mut self.connections[index as usize];
+            let conn = &mut self.slots[index];
             let cx = &mut self.shared.context_of(conn.id(index));
             conn.path
                 .ensure_resolved(&mut conn.tcb, &mut conn.sender, cx);
         }
         Ok(ConnId {
             index,
-            generation: self.connections[index as usize].generation,
+            generation: self.slots[index].generation,
         })
     }
 
@@ -206,17 +208,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
     fn claim_key(&mut self, key: FlowKey) -> Option<(FlowKey, Option<SeqNr>)> {
         let hash = self.shared.table_hasher.hash(&key);
         let mut previous = None;
-        if let Some(index) = self.shared.flow_table.find(hash, |i| {
-            self.connections[i as usize].path.template.carries(&key)
-        }) {
-            let conn = &mut self.connections[index as usize];
+        if let Some(index) = self.slots.find(&self.shared, &key, hash) {
+            let conn = &mut self.slots[index];
             if conn.tcb.state != TcpState::TimeWait || !conn.tcb.has(ConnectionFlags::TIMESTAMPS) {
                 return None;
             }
             self.shared.stats.time_wait_recycled += 1;
             previous = Some(conn.tcb.snd_nxt);
             conn.enter_closed(&mut self.shared.context_of(conn.id(index)));
-            self.free_if_done(index);
+            self.slots.free_if_done(&mut self.shared, index);
         }
         Some((key, previous))
     }
@@ -268,14 +268,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 continue;
             }
             let hash = self.shared.table_hasher.hash(&key);
-            let holder = self.shared.flow_table.find(hash, |i| {
-                self.connections[i as usize].path.template.carries(&key)
-            });
+            let holder = self.slots.find(&self.shared, &key, hash);
             match holder {
                 _ if Some(local) == remote => {}
                 None => return Some((key, None)),
                 Some(index) => {
-                    let tcb = &self.connections[index as usize].tcb;
+                    let tcb = &self.slots[index].tcb;
                     if tcb.state == TcpState::TimeWait
                         && tcb.has(ConnectionFlags::TIMESTAMPS)
                         && tcb.timer_at().unwrap_or(0).saturating_sub(time_wait) + PORT_REST
@@ -303,63 +301,181 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if let Some(address) = local.filter(|&address| !self.shared.is_own_address(address)) {
             return Err(StackError::NotOurAddress(address));
         }
-        if port == 0 || self.shared.ports.contains_key(&(port, local)) {
-            return Err(StackError::AddrInUse(port));
+        let in_use = StackError::AddrInUse(port);
+        if port == 0 {
+            return Err(in_use);
         }
-        let id = self.shared.next_listener;
-        self.shared.next_listener += 1;
-        self.shared.ports.insert((port, local), id);
-        self.shared.listeners.insert(
-            id,
-            ListenSocket {
-                local,
-                port,
-                backlog: backlog.max(1),
-                pending: 0,
-                ready: 0,
-                cookies_until: 0,
-                user,
-            },
-        );
-        Ok(ListenerId(id))
+        let listener = self.shared.listeners.add(local, port, backlog, user);
+        listener.map(ListenerId).ok_or(in_use)
     }
 
     /// Stops listening. A half-open connection is reset when its peer next sends a segment; established
     /// connections stay.
     pub fn stop_listening(&mut self, _now: Instant, listener: ListenerId) {
-        if let Some(listener) = self.shared.listeners.remove(&listener.0) {
-            self.shared.ports.remove(&(listener.port, listener.local));
-        }
-    }
-
-    /// Replaces the learned routes, which are used in addition to those of the configuration.
-    pub fn set_learned_routes(&mut self, routes: LearnedRoutes) {
-        self.shared.learned_routes = routes;
-        self.shared.neighbours.new_generation();
-    }
-
-    /// Sets the MAC address of a neighbour as known to another stack on this machine; `None`: that
-    /// stack no longer knows it. `is_permanent`: the entry needs no confirmation.
-    pub fn learn_neighbour(
-        &mut self,
-        now: Instant,
-        address: IpAddr,
-        mac: Option<[u8; 6]>,
-        is_permanent: bool,
-    ) {
-        self.shared.now = now;
-        let neighbours = &mut self.shared.neighbours;
-        let Some(mac) = mac else {
-            return neighbours.forget_known(address, now);
-        };
-        for id in neighbours.set_known(address, mac, is_permanent, now) {
-            self.schedule_after_resolution(id);
-        }
+        self.shared.listeners.remove(listener.0);
     }
 
     /// Starts the handshake of an active or passive open.
     pub(crate) fn start_handshake(&mut self, index: u32, previous: Option<SeqNr>) {
-        let conn = &mut self.connections[index as usize];
+        let conn = &mut self.slots[index];
         conn.start_handshake(&mut self.shared.context_of(conn.id(index)), previous);
+    }
+
+    /// Processes a SYN that is acceptable for a new connection in place of one in TIME-WAIT. The old one is
+    /// closed only if the new one can be opened, which needs a listener with room; otherwise it stays, since
+    /// the peer may still retransmit its FIN (RFC 9293 section 3.6.1).
+    #[cold]
+    pub(super) fn on_syn_in_time_wait(
+        &mut self,
+        index: u32,
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        src_mac: [u8; 6],
+    ) {
+        let listener = self.shared.listeners.find(key.local()).filter(|_| {
+            self.shared.is_plausible_peer(key, src_mac) && seg.flags & segment::FIN == 0
+        });
+        let Some(entry) = listener.and_then(|id| self.shared.listeners.get(id)) else {
+            let conn = &mut self.slots[index];
+            self.shared
+                .context_of(conn.id(index))
+                .on_unexpected_syn(&mut conn.tcb);
+            return;
+        };
+        // No cookie: its sequence number is not above those of the old connection.
+        let room = entry.pending < entry.backlog && !self.shared.neighbours.crowded();
+        if !room || !self.slots.make_slot(&mut self.shared, index) {
+            self.shared.stats.listen_overflows += u64::from(!room);
+            self.shared.stats.listen_drops += 1;
+            return;
+        }
+        self.shared.stats.time_wait_recycled += 1;
+        let conn = &mut self.slots[index];
+        let previous = Some(conn.tcb.snd_nxt);
+        conn.enter_closed(&mut self.shared.context_of(conn.id(index)));
+        self.slots.free_if_done(&mut self.shared, index);
+        self.on_unmatched_segment(key, seg, payload, src_mac, previous);
+    }
+
+    /// Processes a segment that matches no connection (RFC 9293 sections 3.10.7.1 and 3.10.7.2).
+    /// `previous`: SND.NXT of the connection that a SYN replaces.
+    #[cold]
+    pub(super) fn on_unmatched_segment(
+        &mut self,
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        src_mac: [u8; 6],
+        previous: Option<SeqNr>,
+    ) {
+        let own = self.shared.is_own_address(key.local().ip());
+        if !own || !self.shared.is_plausible_peer(key, src_mac) {
+            self.shared.stats.not_for_us += u64::from(!own);
+            self.shared.stats.martians += u64::from(own);
+            return;
+        }
+        self.shared.stats.no_connection += u64::from(seg.flags & segment::SYN == 0);
+        if seg.flags & segment::RST != 0 {
+            return;
+        }
+        let listener = self.shared.listeners.find(key.local());
+        if listener.is_some() && seg.flags & (segment::SYN | segment::ACK) == 0 {
+            // LISTEN ignores segments with neither SYN nor ACK (section 3.10.7.2, fourth).
+            return;
+        }
+        if listener.is_some()
+            && seg.flags & (segment::SYN | segment::ACK | segment::FIN)
+                == segment::SYN | segment::FIN
+        {
+            // SYN with FIN opens and closes at once; no legitimate peer sends it.
+            self.shared.stats.martians += 1;
+            return;
+        }
+        let listener =
+            listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN);
+        let Some(listener) = listener else {
+            self.shared.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
+            return self
+                .shared
+                .reset_unmatched_segment(key, seg, payload, src_mac);
+        };
+        let Some(entry) = self.shared.listeners.get_mut(listener) else {
+            return;
+        };
+        // A cookie needs neither a slot nor a neighbour entry: it is sent to the source MAC address of the
+        // SYN.
+        let pressed = entry.pending >= entry.backlog || self.shared.neighbours.crowded();
+        if pressed && entry.ready < entry.backlog && self.shared.config.syn_cookies {
+            return self.shared.send_cookie(key, seg, listener, src_mac);
+        }
+        if entry.pending >= entry.backlog {
+            self.shared.stats.listen_overflows += 1;
+            self.shared.stats.listen_drops += 1;
+            return;
+        }
+        let user = entry.user;
+        let Some(index) = self.slots.allocate(&mut self.shared, key) else {
+            self.shared.stats.listen_drops += 1;
+            return;
+        };
+        if let Some(entry) = self.shared.listeners.get_mut(listener) {
+            entry.pending += 1;
+        }
+        let conn = &mut self.slots[index];
+        conn.listener = listener;
+        conn.tcb.user = user;
+        conn.tcb.state = TcpState::SynReceived;
+        conn.tcb.flags |=
+            ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
+        conn.apply_peer_syn(&mut self.shared.context_of(conn.id(index)), seg);
+        self.start_handshake(index, previous);
+    }
+
+    /// Opens the connection whose cookie an ACK returns; it is in SYN-RECEIVED, and processes the ACK
+    /// next. `None`: there is no room for a connection now; the peer will retransmit its data.
+    #[cold]
+    pub(super) fn open_from_cookie(
+        &mut self,
+        key: &FlowKey,
+        seg: &Segment,
+        cookie: &ReturnedCookie,
+    ) -> Option<u32> {
+        let socket = self.shared.listeners.get_mut(cookie.listener)?;
+        if socket.ready >= socket.backlog {
+            self.shared.stats.listen_overflows += 1;
+            return None;
+        }
+        let user = socket.user;
+        let Some(index) = self.slots.allocate(&mut self.shared, key) else {
+            self.shared.stats.listen_drops += 1;
+            return None;
+        };
+        if let Some(socket) = self.shared.listeners.get_mut(cookie.listener) {
+            socket.pending += 1;
+        }
+        self.shared.stats.cookies_recv += 1;
+        let offset = self.shared.timestamp_offset(key);
+        let conn = &mut self.slots[index];
+        conn.listener = cookie.listener;
+        conn.path.timestamp_offset = offset;
+        conn.apply_peer_syn(
+            &mut self.shared.context_of(conn.id(index)),
+            &cookie.syn(seg),
+        );
+        let tcb = &mut conn.tcb;
+        tcb.user = user;
+        tcb.state = TcpState::SynReceived;
+        tcb.flags |=
+            ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
+        tcb.snd_una = cookie.sequence;
+        tcb.snd_nxt = seg.ack;
+        tcb.snd_wl2 = cookie.sequence;
+        // The time of the SYN-ACK is not recorded: a backoff of 1 prevents a round-trip measurement.
+        tcb.backoff = 1;
+        self.shared
+            .context_of(conn.id(index))
+            .update_active_count(&mut conn.tcb);
+        Some(index)
     }
 }

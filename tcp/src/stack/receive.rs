@@ -121,7 +121,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     ..StagedFrame::NONE
                 };
                 let more = is_last && frames.size_hint().1 != Some(0);
-                self.on_frame(now, buffer, &staged, more, &mut burst);
+                self.on_frame(buffer, &staged, more, &mut burst);
                 continue;
             }
             let follows = key.is_some_and(|key| !first && key == flow);
@@ -144,11 +144,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             });
             pipeline.frames.push(buffer);
             if pipeline.frames.len() == PIPELINE_FRAMES {
-                self.process_pipeline(now, &mut pipeline, &mut burst);
+                self.process_pipeline(&mut pipeline, &mut burst);
             }
         }
         if !pipeline.frames.is_empty() {
-            self.process_pipeline(now, &mut pipeline, &mut burst);
+            self.process_pipeline(&mut pipeline, &mut burst);
         }
         self.finish_coalescing(&mut burst.coalescer);
         self.rx_pipeline = pipeline;
@@ -185,7 +185,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             buffer.truncate(end);
         }
         buffer.advance(segment.headers);
-        self.connections[coalescer.index as usize]
+        self.slots[coalescer.index]
             .receiver
             .receive_queue
             .push(buffer);
@@ -194,17 +194,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     #[inline]
     fn finish_coalescing(&mut self, coalescer: &mut RxCoalescer) {
-        if let Some(conn) = self.connections.get_mut(coalescer.index as usize) {
+        if let Some(conn) = self.slots.get_mut(coalescer.index) {
             coalescer.finish(conn, &mut self.shared.context_of(conn.id(coalescer.index)));
         }
     }
 
-    fn process_pipeline(
-        &mut self,
-        now: Instant,
-        pipeline: &mut RxPipeline<B>,
-        burst: &mut BurstState,
-    ) {
+    fn process_pipeline(&mut self, pipeline: &mut RxPipeline<B>, burst: &mut BurstState) {
         let RxPipeline { frames, staged } = pipeline;
         if frames.len() > 1 {
             for staged in staged.iter_mut().take(PREFETCH_CONN_AHEAD) {
@@ -224,11 +219,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let current = staged[i];
             let more = staged.get(i + 1).is_none_or(|staged| staged.follows);
             if !current.follows {
-                self.on_frame(now, buffer, &current, more, burst);
+                self.on_frame(buffer, &current, more, burst);
             } else if let Some(buffer) =
                 self.try_coalesce(&mut burst.coalescer, buffer, current.checksum)
             {
-                self.on_frame(now, buffer, &current, more, burst);
+                self.on_frame(buffer, &current, more, burst);
             }
         }
         staged.clear();
@@ -243,7 +238,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .flow_table
                 .guess(staged.hash)
                 .unwrap_or(u32::MAX);
-            if let Some(conn) = self.connections.get(staged.index as usize) {
+            if let Some(conn) = self.slots.get(staged.index) {
                 conn.prefetch_for(staged.data);
             }
         }
@@ -252,7 +247,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Prefetches the queues of the frame's connection, which was prefetched earlier.
     #[inline]
     fn prefetch_staged_queues(&self, staged: &StagedFrame) {
-        if let Some(conn) = self.connections.get(staged.index as usize) {
+        if let Some(conn) = self.slots.get(staged.index) {
             conn.prefetch_queues_for(staged.data);
         }
     }
@@ -261,7 +256,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     fn on_frame(
         &mut self,
-        now: Instant,
         mut buffer: B,
         staged: &StagedFrame,
         more: bool,
@@ -272,14 +266,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let link = &burst.link_filter;
         if let Some(end) = frame::plain_frame_end(link, &buffer, staged.checksum) {
             let (key, ce) = frame::strip_plain_frame(&mut buffer, end, &mut origin);
-            return self.on_tcp_frame(now, buffer, (&key, ce), origin, (staged, more), burst);
+            return self.on_tcp_frame(buffer, (&key, ce), origin, (staged, more), burst);
         }
         let stats = &mut self.shared.stats;
         match frame::classify_frame(link, &mut buffer, staged.checksum, &mut origin, stats) {
             Some(FrameContent::Tcp { key, ce }) => {
-                self.on_tcp_frame(now, buffer, (&key, ce), origin, (staged, more), burst);
+                self.on_tcp_frame(buffer, (&key, ce), origin, (staged, more), burst);
             }
-            Some(other) => self.on_other_frame(now, other, buffer, origin),
+            Some(other) => self.on_other_frame(self.shared.now, other, buffer, origin),
             None => {}
         }
     }
@@ -288,7 +282,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     fn on_tcp_frame(
         &mut self,
-        now: Instant,
         buffer: B,
         (key, ce): (&FlowKey, bool),
         origin: FrameOrigin,
@@ -300,9 +293,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         };
         let payload = buffer.remaining() > 0;
         let hash = staged.hashed.then_some(staged.hash);
-        let matched = self.on_tcp_segment(now, key, hash, &burst.seg, buffer, origin);
+        let matched = self.on_tcp_segment(key, hash, &burst.seg, buffer, origin);
         if matched && payload && more {
-            let conn = &self.connections[self.last_connection as usize];
+            let conn = &self.slots[self.last_connection];
             burst
                 .coalescer
                 .start_after(&self.shared, self.last_connection, conn);
@@ -327,15 +320,35 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(buffer)
     }
 
+    /// Processes a reassembled TCP segment.
+    pub(super) fn on_reassembled_segment(
+        &mut self,
+        key: &FlowKey,
+        ce: bool,
+        buffer: B,
+        origin: FrameOrigin,
+    ) {
+        if let Some(home) = &self.shared.config.steering
+            && !home.owns(key.local(), key.remote())
+        {
+            return;
+        }
+        if frame::verify_segment_checksum(key, &buffer, &mut self.shared.stats).is_none() {
+            return;
+        }
+        let mut seg = Segment::default();
+        if let Some(buffer) = self.parse_segment(&mut seg, buffer, ce) {
+            self.on_tcp_segment(key, None, &seg, buffer, origin);
+        }
+    }
+
     /// Returns whether the key is that of the last connection. It is tried first, since most frames of a
     /// burst belong to one flow: this saves hashing and the flow table lookup.
     #[inline]
     fn is_last_connection(&self, key: &FlowKey) -> bool {
-        self.connections
-            .get(self.last_connection as usize)
-            .is_some_and(|conn| {
-                conn.path.template.carries(key) && conn.tcb.has(ConnectionFlags::IN_FLOW_TABLE)
-            })
+        self.slots.get(self.last_connection).is_some_and(|conn| {
+            conn.path.template.carries(key) && conn.tcb.has(ConnectionFlags::IN_FLOW_TABLE)
+        })
     }
 
     /// Processes a copy of a frame that another worker received and answers. Every worker of a device
@@ -362,7 +375,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub(crate) fn on_tcp_segment(
         &mut self,
-        now: Instant,
         key: &FlowKey,
         hash: Option<u64>,
         seg: &Segment,
@@ -371,59 +383,60 @@ impl<B: RecvBuf, R> Stack<B, R> {
     ) -> bool {
         if !self.is_last_connection(key) {
             let hash = hash.unwrap_or_else(|| self.shared.table_hasher.hash(key));
-            match self.shared.flow_table.find(hash, |i| {
-                self.connections[i as usize].path.template.carries(key)
-            }) {
+            match self.slots.find(&self.shared, key, hash) {
                 Some(i) => self.last_connection = i,
                 None if seg.flags & (SYN | RST | ACK) == ACK
-                    && let Some(opened) = self.cookie_returned(now, key, seg, origin.src_mac) =>
+                    && let Some(cookie) = self.shared.check_cookie(key, seg, origin.src_mac) =>
                 {
-                    let Some(i) = opened else { return false };
+                    let Some(i) = self.open_from_cookie(key, seg, &cookie) else {
+                        return false;
+                    };
                     self.last_connection = i;
                 }
-                None if self.is_host_segment(key) => {
+                None if self.shared.is_host_segment(key) => {
                     // A reassembled datagram is no longer a frame.
                     let headers = match origin.stripped {
                         0 => 0,
                         stripped => usize::from(stripped) + usize::from(seg.header_len),
                     };
-                    self.hand_to_host(buffer, headers);
+                    self.host_frames
+                        .hand_over(&mut self.shared, buffer, headers);
                     return false;
                 }
                 None => {
                     let payload = buffer.remaining() as u32;
-                    self.on_unmatched_segment(now, key, seg, payload, origin.src_mac, None);
+                    self.on_unmatched_segment(key, seg, payload, origin.src_mac, None);
                     return false;
                 }
             }
         }
-        self.on_segment(now, self.last_connection, key, seg, buffer, origin.src_mac);
+        self.on_segment(self.last_connection, key, seg, buffer, origin.src_mac);
         true
     }
 
     #[inline]
     fn on_segment(
         &mut self,
-        now: Instant,
         index: u32,
         key: &FlowKey,
         seg: &Segment,
         buffer: B,
         src_mac: [u8; 6],
     ) {
-        let conn = &mut self.connections[index as usize];
+        let conn = &mut self.slots[index];
         if let Err(buffer) =
             conn.try_header_prediction(&mut self.shared.context_of(conn.id(index)), seg, buffer)
         {
             let payload = buffer.remaining() as u32;
             match conn.process_segment(&mut self.shared.context_of(conn.id(index)), seg, buffer) {
-                SegmentVerdict::Done => self.free_if_done(index),
+                SegmentVerdict::Done => self.slots.free_if_done(&mut self.shared, index),
                 SegmentVerdict::Reset => {
-                    self.free_if_done(index);
-                    self.reset_unmatched_segment(now, key, seg, payload, src_mac);
+                    self.slots.free_if_done(&mut self.shared, index);
+                    self.shared
+                        .reset_unmatched_segment(key, seg, payload, src_mac);
                 }
                 SegmentVerdict::Reopen => {
-                    self.on_syn_in_time_wait(now, index, key, seg, payload, src_mac)
+                    self.on_syn_in_time_wait(index, key, seg, payload, src_mac)
                 }
             }
         }

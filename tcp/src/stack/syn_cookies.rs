@@ -7,15 +7,11 @@
 //! timestamp value   clock         | ECN 1 | SACK 1 | window scale 4 (15: none)
 //! ```
 
-use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
-use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::timestamp_at;
 use crate::connection::context::SharedState;
 use crate::connection::handshake::syn_options;
-use crate::stack::Stack;
-use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, CWR, ECE, SYN, Segment};
 use crate::wire::template::{SegmentFields, Template};
@@ -39,33 +35,30 @@ impl SharedState {
         let proof = key.hash_with(self.isn_key, bound) as u32 & 0xff_ffff;
         period << 27 | mss << 24 | proof
     }
-}
 
-impl<B: RecvBuf, R> Stack<B, R> {
     /// Answers a SYN beyond the backlog with a cookie.
-    pub(crate) fn send_cookie(
+    pub(super) fn send_cookie(
         &mut self,
-        now: Instant,
         key: &FlowKey,
         seg: &Segment,
         listener: u32,
         src_mac: [u8; 6],
     ) {
-        let sh = &mut self.shared;
-        if sh.control_queue.is_half_full() {
-            sh.stats.listen_drops += 1;
+        let now = self.now;
+        if self.control_queue.is_half_full() {
+            self.stats.listen_drops += 1;
             return;
         }
-        if let Some(listener) = sh.listeners.get_mut(&listener) {
+        if let Some(listener) = self.listeners.get_mut(listener) {
             listener.cookies_until = now.0 + LIFETIME;
         }
-        sh.stats.cookies_sent += 1;
+        self.stats.cookies_sent += 1;
         let offered = seg.mss.unwrap_or(if key.is_v6() { 1220 } else { 536 });
         let mss = MSS
             .iter()
             .rposition(|&candidate| candidate <= offered)
             .unwrap_or(0) as u32;
-        let config = &sh.config;
+        let config = &self.config;
         let ts = config.timestamps && seg.has_ts;
         // Without timestamps the peer's ACK cannot return these options.
         let sack = ts && config.sack && seg.sack_permitted;
@@ -75,7 +68,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             | u32::from(sack) << 4
             | scale.map_or(NO_SCALE, u32::from).min(NO_SCALE);
         let ts = ts.then(|| {
-            let clock = timestamp_at(now, sh.timestamp_offset(key));
+            let clock = timestamp_at(now, self.timestamp_offset(key));
             let mut value = clock >> OPTION_BITS << OPTION_BITS | bits;
             // The timestamp must not be ahead of the clock, or later segments would look old.
             if value.wrapping_sub(clock) as i32 > 0 {
@@ -83,65 +76,72 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             (value, seg.ts_val)
         });
-        let own_mss = sh.config.mtu - if key.is_v6() { 60 } else { 40 };
-        let (options, n) = syn_options(own_mss, sack, ts, scale.map(|_| sh.recv_wscale));
+        let own_mss = self.config.mtu - if key.is_v6() { 60 } else { 40 };
+        let (options, n) = syn_options(own_mss, sack, ts, scale.map(|_| self.recv_wscale));
         let fields = SegmentFields {
-            seq: SeqNr(sh.cookie_sequence(key, seg.seq, cookie_period(now), mss)),
+            seq: SeqNr(self.cookie_sequence(key, seg.seq, cookie_period(now), mss)),
             ack: seg.seq + 1,
             flags: if ecn { SYN | ACK | ECE } else { SYN | ACK },
-            window: sh.recv_window.min(0xffff) as u16,
+            window: self.recv_window.min(0xffff) as u16,
             ts: None,
             options: &options[..n],
             payload: 0,
             ect: false,
             tso: false,
         };
-        let template = Template::new(sh.config.mac, src_mac, sh.config.vlan, key);
-        sh.control_queue
-            .push_segment(&template, &fields, &mut sh.stats);
+        let template = Template::new(self.config.mac, src_mac, self.config.vlan, key);
+        self.control_queue
+            .push_segment(&template, &fields, &mut self.stats);
     }
 
-    /// Checks whether an ACK that matches no connection returns a cookie of ours; `None`: it does not.
-    /// `Some(Some(index))`: the connection that it opens, in SYN-RECEIVED, which processes the segment
-    /// next. `Some(None)`: there is no room for a connection now; the peer will retransmit its data.
+    /// Checks whether an ACK that matches no connection returns a cookie of ours.
     #[cold]
-    pub(crate) fn cookie_returned(
+    pub(super) fn check_cookie(
         &mut self,
-        now: Instant,
         key: &FlowKey,
         seg: &Segment,
         src_mac: [u8; 6],
-    ) -> Option<Option<u32>> {
-        let listener = self.find_listener(key)?;
-        let (isn, got) = (seg.seq - 1, (seg.ack - 1).0);
-        let socket = self.shared.listeners.get(&listener)?;
-        if now.0 >= socket.cookies_until || !self.is_plausible_peer(key, src_mac) {
+    ) -> Option<ReturnedCookie> {
+        let listener = self.listeners.find(key.local())?;
+        let (isn, sequence) = (seg.seq - 1, (seg.ack - 1).0);
+        let socket = self.listeners.get(listener)?;
+        if self.now.0 >= socket.cookies_until || !self.is_plausible_peer(key, src_mac) {
             return None;
         }
-        let (of, mss) = (got >> 27, got >> 24 & 7);
-        let age = cookie_period(now).wrapping_sub(of) & (PERIODS - 1);
-        if age > 1 || got != self.shared.cookie_sequence(key, isn, of, mss) {
-            self.shared.stats.cookies_failed += 1;
+        let (of, mss) = (sequence >> 27, sequence >> 24 & 7);
+        let age = cookie_period(self.now).wrapping_sub(of) & (PERIODS - 1);
+        if age > 1 || sequence != self.cookie_sequence(key, isn, of, mss) {
+            self.stats.cookies_failed += 1;
             return None;
         }
-        let socket = self.shared.listeners.get_mut(&listener)?;
-        if socket.ready >= socket.backlog {
-            self.shared.stats.listen_overflows += 1;
-            return Some(None);
-        }
-        let user = socket.user;
-        let Some(index) = self.allocate_slot(*key) else {
-            self.shared.stats.listen_drops += 1;
-            return Some(None);
-        };
-        if let Some(socket) = self.shared.listeners.get_mut(&listener) {
-            socket.pending += 1;
-        }
-        self.shared.stats.cookies_recv += 1;
+        Some(ReturnedCookie {
+            listener,
+            isn,
+            sequence: SeqNr(sequence),
+            mss: MSS[mss as usize],
+        })
+    }
+}
+
+/// A valid cookie.
+pub(super) struct ReturnedCookie {
+    pub listener: u32,
+    /// The peer's initial sequence number.
+    pub isn: SeqNr,
+    /// The sequence number of our SYN-ACK.
+    pub sequence: SeqNr,
+    /// The peer's MSS.
+    pub mss: u16,
+}
+
+impl ReturnedCookie {
+    /// Returns the SYN that the cookie answered, as far as the cookie and the echoed timestamp of `seg`
+    /// tell.
+    pub(super) fn syn(&self, seg: &Segment) -> Segment {
         let bits = if seg.has_ts { seg.ts_ecr } else { NO_SCALE };
         let scale = bits & NO_SCALE;
-        let syn = Segment {
-            seq: isn,
+        Segment {
+            seq: self.isn,
             flags: if bits >> 5 & 1 != 0 {
                 SYN | ECE | CWR
             } else {
@@ -152,27 +152,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             ts_val: seg.ts_val,
             sack_permitted: bits >> 4 & 1 != 0,
             wscale: (scale != NO_SCALE).then_some(scale as u8),
-            mss: Some(MSS[mss as usize]),
+            mss: Some(self.mss),
             ..Segment::default()
-        };
-        let offset = self.shared.timestamp_offset(key);
-        let conn = &mut self.connections[index as usize];
-        conn.listener = listener;
-        conn.path.timestamp_offset = offset;
-        conn.apply_peer_syn(&mut self.shared.context_of(conn.id(index)), &syn);
-        let tcb = &mut conn.tcb;
-        tcb.user = user;
-        tcb.state = TcpState::SynReceived;
-        tcb.flags |=
-            ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
-        tcb.snd_una = SeqNr(got);
-        tcb.snd_nxt = seg.ack;
-        tcb.snd_wl2 = SeqNr(got);
-        // The time of the SYN-ACK is not recorded: a backoff of 1 prevents a round-trip measurement.
-        tcb.backoff = 1;
-        self.shared
-            .context_of(conn.id(index))
-            .update_active_count(&mut conn.tcb);
-        Some(Some(index))
+        }
     }
 }

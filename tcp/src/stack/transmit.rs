@@ -44,14 +44,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Returns whether the remote address is one of this stack: its frames are
     /// [self-addressed](crate::FrameMeta::self_addressed).
     pub fn is_self_addressed(&self, id: ConnId) -> bool {
-        self.connection(id)
+        self.slots
+            .owned(id)
             .is_some_and(|conn| conn.tcb.has(ConnectionFlags::SELF_ADDRESSED))
     }
 
     /// Maximum payload bytes of a segment at present, and so of a record. 0 for a stale id.
     #[inline]
     pub fn effective_mss(&self, id: ConnId) -> usize {
-        self.connection(id)
+        self.slots
+            .owned(id)
             .map_or(0, |conn| usize::from(conn.tcb.emss))
     }
 
@@ -59,7 +61,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// [`flush`](Self::flush) access.
     #[inline]
     pub fn prefetch_for_sending(&self, id: ConnId) {
-        if let Some(conn) = self.connections.get(id.index as usize) {
+        if let Some(conn) = self.slots.get(id.index) {
             conn.prefetch_for(false);
         }
     }
@@ -68,7 +70,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// restarts at the beginning of its memory, so that it uses few cache lines.
     #[inline]
     pub fn prefetch_queues_for_sending(&mut self, id: ConnId) {
-        if let Some(conn) = self.connections.get_mut(id.index as usize) {
+        if let Some(conn) = self.slots.get_mut(id.index) {
             conn.sender.send_queue.reuse_memory();
             conn.sender.send_queue.prefetch::<B>();
             if let Some(recovery) = &conn.sender.recovery {
@@ -82,7 +84,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// record can wait for the window; 0 when not writable.
     #[inline]
     pub fn send_room(&self, id: ConnId) -> usize {
-        let Some(conn) = self.connection(id) else {
+        let Some(conn) = self.slots.owned(id) else {
             return 0;
         };
         let tcb = &conn.tcb;
@@ -107,7 +109,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         record: R,
         ends_message: bool,
     ) -> Result<(), R> {
-        let unsent = self.connection(id).map_or(0, |conn| conn.tcb.unsent);
+        let unsent = self.slots.owned(id).map_or(0, |conn| conn.tcb.unsent);
         let is_possible = len > 0 && unsent.checked_add(len).is_some();
         let mut rest = Some(record);
         self.push_records(id, |records| {
@@ -128,7 +130,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         id: ConnId,
         fill: impl FnOnce(&mut NewRecords<'_, R>) -> T,
     ) -> Option<T> {
-        let conn = self.connections.get_mut(id.index as usize);
+        let conn = self.slots.get_mut(id.index);
         let conn = conn.filter(|conn| {
             conn.generation == id.generation
                 && !conn.tcb.has(ConnectionFlags::RELEASED)
@@ -159,8 +161,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// the sink lacked room for earlier connections, this one queues behind them for `poll`.
     pub fn flush(&mut self, now: Instant, id: ConnId, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
-        if self.connection(id).is_some() {
-            let conn = &mut self.connections[id.index as usize];
+        if self.slots.owned(id).is_some() {
+            let conn = &mut self.slots[id.index];
             // A pure ACK may still travel with data of this batch; otherwise `poll` sends it.
             let ack = conn.tcb.flags & ConnectionFlags::NEED_ACK;
             let data = conn.tcb.unsent > 0
@@ -175,7 +177,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             // Early ACKs are sent first, since they acknowledge less.
             let is_full =
                 data && !self.shared.early_acks.is_empty() && self.send_early_acks(sink).is_err();
-            let conn = &mut self.connections[id.index as usize];
+            let conn = &mut self.slots[id.index];
             if is_full
                 || data
                     && conn
@@ -199,7 +201,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Returns the fully acknowledged records to the owner, in order.
     #[inline]
     pub fn take_acked(&mut self, id: ConnId, visit: impl FnMut(R)) {
-        if let Some(conn) = self.connection_mut(id) {
+        if let Some(conn) = self.slots.owned_mut(id) {
             conn.sender.send_queue.take_acked(visit);
         }
     }
@@ -208,7 +210,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// record, counted from 0, that were acknowledged since the last call.
     #[inline]
     pub fn take_acked_units(&mut self, id: ConnId, visit: impl FnMut(&R, Range<u16>)) {
-        if let Some(conn) = self.connection_mut(id) {
+        if let Some(conn) = self.slots.owned_mut(id) {
             conn.sender.send_queue.take_acked_units(visit);
         }
     }
@@ -216,7 +218,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Returns every remaining record of a closed connection, acknowledged or not, in order; does
     /// nothing while the connection can still send.
     pub fn take_unacked(&mut self, id: ConnId, visit: impl FnMut(R)) {
-        if let Some(conn) = self.connection_mut(id)
+        if let Some(conn) = self.slots.owned_mut(id)
             && matches!(conn.tcb.state, TcpState::Closed | TcpState::TimeWait)
         {
             conn.sender.send_queue.drain_all(visit);
@@ -227,7 +229,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// longer than [`Stack::effective_mss`] and independent of `send_room`, that probes the path MTU.
     /// `None`: no probe is wanted any more.
     pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
-        let conn = self.connection(id)?;
+        let conn = self.slots.owned(id)?;
         let mut path: PathSearch = *self
             .shared
             .paths
@@ -251,8 +253,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[cold]
     pub(crate) fn send_early_acks(&mut self, sink: &mut impl FrameSink<R>) -> Result<(), SinkFull> {
         while let Some(early) = self.shared.early_acks.front() {
-            if let Some(conn) = self.connections.get_mut(early.id.index as usize)
-                && conn.generation == early.id.generation
+            if let Some(conn) = self.slots.current(early.id)
                 && conn.tcb.state != TcpState::Closed
             {
                 let tcb = &conn.tcb;
