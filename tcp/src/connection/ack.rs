@@ -13,18 +13,6 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 use crate::wire::segment::{ECE, FIN, Segment};
 
-/// Processes the window of an acceptable data segment when no data is in flight. Equivalent to
-/// [`Sender::process_ack`] in that case.
-#[inline]
-pub(crate) fn take_window(tcb: &mut Tcb, cx: &mut TcpContext<'_>, seg: &Segment) {
-    let emss = u32::from(tcb.emss);
-    let room = tcb.room();
-    tcb.update_send_window(seg);
-    if room < emss && tcb.room() >= emss {
-        cx.raise_event(tcb, Events::WRITABLE);
-    }
-}
-
 impl<R> Sender<R> {
     /// Processes the ACK, which is at most SND.NXT, and the window of an acceptable segment.
     #[inline]

@@ -1,7 +1,6 @@
 //! The state of one connection, in parts that own their fields, and its life cycle.
 
 pub(crate) mod ack;
-pub(crate) mod acks;
 pub(crate) mod answers;
 pub(crate) mod closing_list;
 pub(crate) mod context;
@@ -14,6 +13,7 @@ pub(crate) mod orphan;
 pub(crate) mod output;
 pub(crate) mod paced_output;
 pub(crate) mod path;
+pub(crate) mod pure_acks;
 pub(crate) mod receiver;
 pub(crate) mod reset;
 pub(crate) mod sender;

@@ -1,14 +1,13 @@
 //! The send side of a connection: the queue of records and segments in flight, congestion control, and
 //! the recovery from losses.
 
-use crate::base::frame_sink::PayloadPiece;
 use crate::base::time::{to_nanos, to_ticks};
 use crate::config::CongestionControl;
-use crate::congestion::{CongestionState, RecoveryPhase};
+use crate::congestion::CongestionState;
 use crate::connection::context::TcpContext;
 use crate::loss::rack::ReorderWindow;
 use crate::loss::recovery::Recovery;
-use crate::queues::send_queue::{SegmentPlan, TransmitQueue};
+use crate::queues::send_queue::TransmitQueue;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -42,109 +41,6 @@ impl<R> Sender<R> {
             retransmits: 0,
             emss_agreed: emss,
             reorder_window: ReorderWindow::default(),
-        }
-    }
-
-    /// Returns the pieces of the `len` bytes from a position of the send queue on. `user`: the user
-    /// value of the connection.
-    #[inline]
-    pub(crate) fn payload(
-        &self,
-        user: u64,
-        from: (u32, u32),
-        len: u32,
-    ) -> impl Iterator<Item = PayloadPiece<'_, R>> {
-        let pieces = self.send_queue.pieces(from, len);
-        pieces.map(move |(record, offset, len)| PayloadPiece::Record {
-            user,
-            record,
-            offset,
-            len,
-        })
-    }
-
-    /// Plans the next new segment. Returns it together with the number of bytes that the peer's
-    /// window and the congestion window still allow, or `None` if nothing may be sent now.
-    #[inline]
-    pub(crate) fn plan_new_segment(
-        &self,
-        tcb: &mut Tcb,
-        cx: &mut TcpContext<'_>,
-        emss: u32,
-    ) -> Option<(SegmentPlan, u32)> {
-        let window = tcb.snd_wnd.saturating_sub(tcb.flight());
-        // Limited transmit (RFC 3042): one segment for each of the first two duplicate ACKs, which
-        // are counted only without SACK.
-        let limited = if tcb.phase == RecoveryPhase::Open {
-            u32::from(tcb.dup_acks.min(2))
-        } else {
-            0
-        };
-        let usable = window.min((tcb.window.cwnd() + limited * emss).saturating_sub(tcb.pipe));
-        let mut plan = self.send_queue.plan_segment(emss, usable)?;
-        if plan.len > window {
-            if tcb.flight() > 0 {
-                return None; // the ACK of the data in flight opens the window
-            }
-            // Sender's silly window avoidance (RFC 9293 section 3.8.6.2.1): a part of a record is
-            // sent if it is half of the largest window seen, or if waiting did not help.
-            if window > 0
-                && (window >= tcb.max_snd_wnd / 2 || tcb.has(ConnectionFlags::MAY_SPLIT_RECORD))
-            {
-                plan = self
-                    .send_queue
-                    .plan_part(window.min(plan.len - 1).min(tcb.window.cwnd().max(1)));
-            } else {
-                // Nothing is in flight, and the peer's window is too small for the next record: the
-                // window is probed (RFC 9293 section 3.8.6.1).
-                if !tcb.is_timer(Timer::Persist) {
-                    tcb.start_persist_timer(cx);
-                }
-                return None;
-            }
-        } else if plan.len > usable && tcb.pipe > 0 {
-            return None;
-        }
-        Some((plan, usable))
-    }
-
-    /// Accounts for new segments with `sent` bytes of payload: charges pacing (if the connection is
-    /// paced) and the recovery, and restarts the timer of the tail loss probe.
-    #[inline]
-    pub(crate) fn on_new_data_sent(
-        &mut self,
-        tcb: &mut Tcb,
-        cx: &mut TcpContext<'_>,
-        sent: u32,
-        is_paced: bool,
-    ) {
-        if is_paced {
-            self.on_paced_output(tcb, cx, sent);
-        }
-        if tcb.is_timer(Timer::TailLossProbe)
-            && let Some(oldest) = self.send_queue.sent.front()
-        {
-            tcb.extend_probe_timeout(cx, oldest.at);
-        }
-        if tcb.phase == RecoveryPhase::Recovery
-            && let Some(recovery) = &mut self.recovery
-        {
-            recovery.reduction.on_sent(sent);
-        }
-    }
-
-    /// Checks, before new segments are sent after a pause, whether the congestion window has gone
-    /// unused for too long to be valid (RFC 7661).
-    #[inline]
-    pub(crate) fn validate_window(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
-        if self.congestion.has_rested(cx.now.0) && tcb.phase == RecoveryPhase::Open {
-            let initial = cx.shared.initial_window(tcb);
-            let flight = tcb.flight_state();
-            let reduced = self
-                .congestion
-                .on_rest(&mut tcb.window, &flight, initial, cx.now.0);
-            cx.shared.stats.idle_restarts += u64::from(reduced);
-            tcb.forget_pacing();
         }
     }
 

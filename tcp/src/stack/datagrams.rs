@@ -120,16 +120,11 @@ impl PortMapperInbox {
         true
     }
 
-    /// Processes an ICMP error that quotes `quoted`, a packet of ours from its IP header on. Returns
-    /// `false` if that is no datagram to a port mapper. `head`: type and code.
-    pub(super) fn take_error(
-        &mut self,
-        shared: &mut SharedState,
-        head: &[u8],
-        quoted: &[u8],
-    ) -> bool {
+    /// Processes an ICMP error that quotes `quoted`, a packet of ours from its IP header on, if that is a
+    /// datagram to a port mapper. `head`: type and code.
+    pub(super) fn take_error(&mut self, shared: &mut SharedState, head: &[u8], quoted: &[u8]) {
         if !shared.config.port_mapper || udp_to_port_mapper(quoted).is_none() {
-            return false;
+            return;
         }
         let target: IpAddr = if quoted[0] >> 4 == 4 {
             let octets = [quoted[16], quoted[17], quoted[18], quoted[19]];
@@ -147,7 +142,6 @@ impl PortMapperInbox {
         if head.starts_with(&no_port) {
             self.push(&mut shared.stats, PortMapperEvent::Unreachable(target));
         }
-        true
     }
 
     fn push(&mut self, stats: &mut StackStats, event: PortMapperEvent) {
