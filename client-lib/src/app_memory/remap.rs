@@ -39,6 +39,7 @@ use siw_shm::shared_memory::PAGE;
 
 use super::calls::IS_MMAPPED;
 use super::duplicate::{Duplicate, MappedFile, populate_pages};
+use super::pages::read_words;
 use super::park::ParkedThreads;
 
 /// Bytes frozen at a time; other threads block for about a millisecond.
@@ -797,27 +798,17 @@ pub(super) fn split_mapped_chunk(range: &Range<usize>) {
 const GAPS: [usize; 7] = [0, 48, 112, 240, 496, 1008, 2032];
 
 /// Checks for a chunk that malloc(3) has mapped, at the start of a page: its header has the size of the
-/// gap before it, and its own size with only the bit IS_MMAPPED. The kernel reads it: it belongs to
-/// the allocator, and AddressSanitizer would report a read by this library.
+/// gap before it, and its own size with only the bit IS_MMAPPED. `page` has to be a readable page of this
+/// process.
 fn holds_mapped_chunk(page: usize) -> bool {
     const WORD: usize = size_of::<usize>();
     let mut words = [0usize; GAPS[GAPS.len() - 1] / WORD + 2];
-    let length = size_of_val(&words);
-    let local = libc::iovec {
-        iov_base: words.as_mut_ptr().cast(),
-        iov_len: length,
-    };
-    let remote = libc::iovec {
-        iov_base: page as *mut c_void,
-        iov_len: length,
-    };
-    // SAFETY: writes at most the local vector; the kernel checks the other one.
-    let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
-    read == length as isize
-        && GAPS.iter().any(|gap| {
-            let [before, size] = [words[gap / WORD], words[gap / WORD + 1]];
-            before == *gap
-                && size % 16 == IS_MMAPPED
-                && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
-        })
+    // SAFETY: the caller has found the page mapped and readable.
+    unsafe { read_words(page, &mut words) };
+    GAPS.iter().any(|gap| {
+        let [before, size] = [words[gap / WORD], words[gap / WORD + 1]];
+        before == *gap
+            && size % 16 == IS_MMAPPED
+            && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
+    })
 }
