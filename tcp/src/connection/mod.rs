@@ -141,7 +141,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if matches!(self.tcb.state, TcpState::Established | TcpState::CloseWait) {
             cx.shared.stats.curr_estab = cx.shared.stats.curr_estab.saturating_sub(1);
         }
-        self.tcb.stop_orphan_timer(cx);
+        cx.stop_orphan_timer();
         self.tcb.state = TcpState::Closed;
         self.tcb.flags &= !(ConnectionFlags::NEED_MASK | ConnectionFlags::RECOVERING);
         self.tcb.stop_timer();
@@ -165,7 +165,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Enters TIME-WAIT (RFC 9293 section 3.6).
     pub(crate) fn enter_time_wait(&mut self, cx: &mut TcpContext<'_>) {
-        self.tcb.stop_orphan_timer(cx);
+        cx.stop_orphan_timer();
         self.tcb.state = TcpState::TimeWait;
         self.tcb.backoff = 0;
         self.tcb.start_time_wait_timer(cx);

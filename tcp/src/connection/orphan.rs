@@ -41,10 +41,12 @@ impl Tcb {
         let until = cx.shared.side_table.orphan_until(cx.id.index)?;
         Some(at_ticks(until, cx.now))
     }
+}
 
+impl TcpContext<'_> {
     /// Stops the orphan's deadline: it ended or is in TIME-WAIT, which ends by itself.
-    pub(crate) fn stop_orphan_timer(&mut self, cx: &mut TcpContext<'_>) {
-        cx.shared.closing.remove(cx.id.index);
-        cx.shared.side_table.fields_of(cx.id.index).orphan_until = 0;
+    pub(crate) fn stop_orphan_timer(&mut self) {
+        self.shared.closing.remove(self.id.index);
+        self.shared.side_table.fields_of(self.id.index).orphan_until = 0;
     }
 }
