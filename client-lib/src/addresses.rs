@@ -2,10 +2,14 @@
 //! destination, and reserved ports (rdma_resolve_addr(3), rdma_bind_addr(3)).
 
 use crate::context::ClientInner;
-use crate::{Context, Error};
-use siw_shm::control::{ANY_DEVICE, Addr, BIND_REUSE, BIND_V6_ONLY, Bind, Resolve, Unlisten};
+use crate::{CmChannel, Context, Error};
+use siw_shm::control::{
+    ANY_DEVICE, Addr, BIND_REUSE, BIND_V6_ONLY, Bind, EndResolution, FEATURE_RESOLUTION, Resolve,
+    StartResolution, Unlisten,
+};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Result of resolving a destination address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +54,67 @@ impl Context {
             device: reply.device,
             local: local.ok_or(Error::Invalid("siwd returned no source address"))?,
         })
+    }
+}
+
+/// A search for the neighbour by which an address is reached (rdma_resolve_addr(3)), ended when dropped.
+/// Its outcome is an event of [`CmChannel::get_rdma_cm_event`](crate::CmChannel::get_rdma_cm_event).
+pub struct AddressResolution {
+    ctx: Arc<ClientInner>,
+    id: u32,
+}
+
+impl AddressResolution {
+    /// Starts to resolve `dst` from an address of a device, as [`Context::resolve_address`] found them.
+    /// For port 0 of the source the daemon draws one for a later connect to `dst`. `cookie` is returned
+    /// in the event. None: the daemon is of a release that resolves no neighbours.
+    pub fn start(
+        channel: &CmChannel,
+        from: &ResolvedAddress,
+        dst: SocketAddr,
+        timeout: Duration,
+        cookie: u64,
+    ) -> Result<Option<AddressResolution>, Error> {
+        let ctx = channel.context();
+        if !ctx.has_feature(FEATURE_RESOLUTION) {
+            return Ok(None);
+        }
+        let (reply, _) = ctx.call_daemon(&StartResolution {
+            device: from.device,
+            cm_channel: channel.id(),
+            timeout_ms: u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX),
+            reserved: 0,
+            cookie,
+            dst: dst.into(),
+            src: from.local.into(),
+        })?;
+        Ok(Some(AddressResolution {
+            ctx: ctx.clone(),
+            id: reply.id,
+        }))
+    }
+
+    /// Ends it and waits for the daemon: no event follows.
+    pub fn close(self) -> Result<(), Error> {
+        let context = self.ctx.clone();
+        drop(self);
+        context.confirm_posted()
+    }
+
+    /// Gives up ownership after its event.
+    pub fn forget(mut self) {
+        self.id = 0;
+    }
+}
+
+impl Drop for AddressResolution {
+    fn drop(&mut self) {
+        if self.id != 0 {
+            self.ctx.free_object(&EndResolution {
+                resolution: self.id,
+                reserved: 0,
+            });
+        }
     }
 }
 

@@ -140,6 +140,26 @@ pub enum CmEvent {
     },
 }
 
+/// An event of a CM channel, or the outcome of an [`AddressResolution`](crate::AddressResolution).
+#[derive(Debug)]
+pub enum RdmaCmEvent {
+    /// An event of a connection or listener.
+    Connection(CmEvent),
+    /// The address was resolved; `local` is the source of a later connect.
+    AddressResolved(ConnectionInfo),
+    /// The address was not resolved (`errno`).
+    AddressError(ConnectionInfo),
+}
+
+impl RdmaCmEvent {
+    fn into_connection(self) -> Option<CmEvent> {
+        match self {
+            RdmaCmEvent::Connection(event) => Some(event),
+            RdmaCmEvent::AddressResolved(_) | RdmaCmEvent::AddressError(_) => None,
+        }
+    }
+}
+
 impl CmEvent {
     /// The data of ESTABLISHED; any other outcome of connecting or accepting is an error.
     pub(crate) fn into_established(
@@ -227,18 +247,36 @@ impl CmChannel {
         &self.ctx
     }
 
-    /// Waits for the next event.
+    /// The connection to the daemon.
+    pub(crate) fn context(&self) -> &Arc<ClientInner> {
+        &self.ctx
+    }
+
+    /// Waits for the next event. Outcomes of address resolutions are discarded.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<CmEvent, Error> {
-        self.parse_event(&self.ctx.recv_event(&self.conn, timeout)?)
+        loop {
+            if let Some(event) = self.get_rdma_cm_event(timeout)?.into_connection() {
+                return Ok(event);
+            }
+        }
     }
 
     /// As [`Self::get_event`], without waiting: None if no event is pending.
     pub fn try_get_event(&self) -> Result<Option<CmEvent>, Error> {
-        let packet = self.ctx.try_recv_event(&self.conn)?;
-        packet.map(|packet| self.parse_event(&packet)).transpose()
+        while let Some(packet) = self.ctx.try_recv_event(&self.conn)? {
+            if let Some(event) = self.parse_event(&packet)?.into_connection() {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
     }
 
-    fn parse_event(&self, packet: &[u8]) -> Result<CmEvent, Error> {
+    /// Waits for the next event, or outcome of an address resolution.
+    pub fn get_rdma_cm_event(&self, timeout: Option<Duration>) -> Result<RdmaCmEvent, Error> {
+        self.parse_event(&self.ctx.recv_event(&self.conn, timeout)?)
+    }
+
+    fn parse_event(&self, packet: &[u8]) -> Result<RdmaCmEvent, Error> {
         let message: control::CmEventMessage = control::decode_event(KIND_CM_EVENT, packet)?;
         let kind = CmEventKind::from_u32(message.kind).ok_or(Error::Invalid("unknown CM event"))?;
         let info = ConnectionInfo {
@@ -254,7 +292,9 @@ impl CmChannel {
             mpa_rev: message.mpa_rev,
             private_data: message.private_data.as_bytes().to_vec(),
         };
-        Ok(match kind {
+        Ok(RdmaCmEvent::Connection(match kind {
+            CmEventKind::AddressResolved => return Ok(RdmaCmEvent::AddressResolved(info)),
+            CmEventKind::AddressError => return Ok(RdmaCmEvent::AddressError(info)),
             CmEventKind::ConnectRequest => CmEvent::ConnectRequest(ConnectionRequest {
                 ctx: self.ctx.clone(),
                 id: message.request,
@@ -274,7 +314,7 @@ impl CmChannel {
                 device: message.device,
                 cookie: message.cookie,
             },
-        })
+        }))
     }
 }
 
@@ -392,7 +432,8 @@ pub enum OutOfOrder {
     Aligned = 2,
 }
 
-/// Peers with known requirements; the same as `preset` of `[device.mpa]`.
+/// Peers with known requirements, as `preset` of `[device.mpa]`; Windows peers need a device of their own,
+/// with `preset = "windows"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerPreset {
     /// Linux siw: no markers, Terminates in its own octet order.

@@ -471,6 +471,11 @@ impl ClientInner {
     }
 
     /// Sends a request and waits for its reply.
+    /// True if the daemon knows an optional feature, too.
+    pub(crate) fn has_feature(&self, feature: u32) -> bool {
+        self.hello.features & feature != 0
+    }
+
     pub(crate) fn call_daemon<M: Message>(
         &self,
         message: &M,

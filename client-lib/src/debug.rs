@@ -30,6 +30,7 @@ debug_objects! {
     CmChannel: "CmChannel" { id }
     CmListener: "CmListener" { local_addr }
     CmBinding: "CmBinding" { local_addr }
+    AddressResolution: "AddressResolution" {}
     SendPosting<'_>: "SendPosting" { qp_num }
     ReceivePosting<'_>: "ReceivePosting" { qp_num }
     SharedReceivePosting<'_>: "SharedReceivePosting" {}

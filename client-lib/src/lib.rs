@@ -274,13 +274,13 @@ pub mod tokio;
 #[doc(hidden)]
 pub mod capi;
 
-pub use addresses::{BindOptions, CmBinding, ResolvedAddress};
+pub use addresses::{AddressResolution, BindOptions, CmBinding, ResolvedAddress};
 pub use app_memory::{AppMr, OwnedMr, StableBuffer};
 #[doc(hidden)]
 pub use app_memory::{calls as memory_calls, process_generation, watch_forks};
 pub use cm::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest,
-    ListenOptions, Markers, OutOfOrder, PeerPreset, ReadyToReceive, TerminateOrder,
+    ListenOptions, Markers, OutOfOrder, PeerPreset, RdmaCmEvent, ReadyToReceive, TerminateOrder,
 };
 pub use context::{AsyncEvent, CALL_TIMEOUT, Context, DeviceInfo};
 pub use cq::{CompletionChannel, Cq};

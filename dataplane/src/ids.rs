@@ -47,6 +47,10 @@ id! {
     Qpn(u32)
 }
 id! {
+    /// An address resolution (rdma_resolve_addr(3)) in progress, of one client.
+    ResolutionId(u32)
+}
+id! {
     /// A completion queue, unique in the daemon.
     CqId(u32)
 }

@@ -6,10 +6,11 @@ use nix::libc;
 use siw_iwarp::{NegotiatedParameters, TerminateCode};
 use siw_shm::control::messages::CM_HOLD_DISCONNECTS;
 use siw_shm::control::{CmEventKind, CmEventMessage, PrivateData, QpState, Text};
+use siw_tcp::StackError;
 
 use super::resources::{QpPhase, Resources};
 use crate::ids::{ClientId, CmChannelId, Qpn};
-use crate::worker::messages::{ConnectFailure, DisconnectReason};
+use crate::worker::messages::{ConnectFailure, DisconnectReason, ResolutionFailure};
 
 pub(super) fn has_channel_flag(
     resources: &Resources,
@@ -153,6 +154,25 @@ pub(super) fn failure_event(qpn: Qpn, cookie: u64, failure: &ConnectFailure) -> 
         event.private_data = to_private_data(data);
     }
     event
+}
+
+/// Errno and text for an address that was not resolved.
+pub(super) fn describe_resolution_failure(failure: &ResolutionFailure) -> (i32, String) {
+    match failure {
+        ResolutionFailure::TimedOut => (
+            libc::ETIMEDOUT,
+            "no neighbour answered for that address in time".to_owned(),
+        ),
+        ResolutionFailure::NoDevice => (libc::ENODEV, "the device was removed".to_owned()),
+        ResolutionFailure::Local(why) => {
+            let errno = match why {
+                StackError::NoRoute(_) => libc::EHOSTUNREACH,
+                StackError::TooManyUnresolved { .. } => libc::ENOBUFS,
+                _ => libc::EADDRNOTAVAIL,
+            };
+            (errno, why.to_string())
+        }
+    }
 }
 
 /// Errno and text for an abnormal end of a connection.

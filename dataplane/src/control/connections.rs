@@ -7,12 +7,13 @@
 //!            '-UNLISTEN-> gone   '-- LISTEN without a binding
 //! ```
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use nix::libc;
 use siw_shm::control::messages::{self as m, CM_OMIT_CANCELLATIONS};
-use siw_shm::control::{CmEventKind, CmEventMessage, ControlSocket, QpState};
+use siw_shm::control::{CmEventKind, CmEventMessage, ControlSocket, QpState, Text};
 use siw_shm::device_identity::interface_index;
 
 use super::cm;
@@ -26,14 +27,21 @@ use super::pairing::{self, Pairing};
 use super::quotas::{Quota, channel_amounts};
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
-use super::resources::{QpPhase, Resources};
+use super::resources::{ClientResolution, QpPhase, Resources};
 use super::workers::WorkerSet;
 use crate::host_ports::PortClaim;
-use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
-use crate::worker::messages::{Command, ConnectFailure, ConnectParams, RequestId};
+use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn, ResolutionId};
+use crate::worker::messages::{
+    Command, ConnectFailure, ConnectParams, RequestId, ResolutionFailure, ResolutionRequest,
+};
 
 /// Maximum number of retries of a refused connect that a client may request.
 const MAX_REFUSALS: u8 = 16;
+/// Maximum number of address resolutions in progress of one client, and quota amounts of one.
+const MAX_RESOLUTIONS: usize = 4096;
+const RESOLUTION: [(Quota, u64); 1] = [(Quota::Heap, 512)];
+/// Maximum time of an address resolution.
+const MAX_RESOLUTION_MS: u32 = 3_600_000;
 /// Maximum backlog of a listener.
 const MAX_BACKLOG: u32 = 4096;
 /// Quota amounts of a channel of connection events.
@@ -729,6 +737,123 @@ pub(super) fn resolve_address(
         },
     };
     send_reply::<m::Resolve>(context.resources.client_mut(id)?, seq, &reply)
+}
+
+/// Resolves the neighbour of a destination, see [`m::StartResolution`].
+pub(super) fn start_resolution(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::StartResolution,
+) -> Outcome {
+    let addresses = (socket_addr(request.src), socket_addr(request.dst));
+    let (Some(local), Some(remote)) = addresses else {
+        let why = "the source or the destination address is missing";
+        return Err(Refusal::new(libc::EINVAL, why));
+    };
+    if local.is_ipv4() != remote.is_ipv4() {
+        let why = "source and destination are of different address families";
+        return Err(Refusal::new(libc::EINVAL, why));
+    }
+    let device = request.device as usize;
+    let view = context.devices.check_device(device)?;
+    if !view.addresses.iter().any(|cidr| cidr.addr == local.ip()) {
+        let why = format!("device {} does not have {}", view.name, local.ip());
+        return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
+    }
+    let worker = match local.port() {
+        0 => context.devices.next_worker_of(device),
+        // The worker of the connection that is going to have this address pair.
+        _ => view.steering.owner_of(local, remote),
+    };
+    let cm_channel = CmChannelId(request.cm_channel);
+    let client = context.resources.client_mut(id)?;
+    if !client.cm_channels.contains_key(&cm_channel) {
+        return Err(Refusal::no_such("CM channel", cm_channel.0));
+    }
+    if client.resolutions.len() >= MAX_RESOLUTIONS {
+        let why = format!("{MAX_RESOLUTIONS} address resolutions are in progress: wait for one");
+        return Err(Refusal::new(libc::ENOBUFS, why));
+    }
+    context.resources.charge(id, &RESOLUTION)?;
+    let client = context.resources.client_mut(id)?;
+    let resolution = ResolutionId(client.next_number());
+    client.resolutions.insert(
+        resolution,
+        ClientResolution {
+            worker,
+            device,
+            cm_channel,
+            cookie: request.cookie,
+            peer: request.dst,
+        },
+    );
+    let command = ResolutionRequest {
+        client: id,
+        user: client.peer.uid,
+        resolution,
+        device,
+        local,
+        remote,
+        timeout: Duration::from_millis(request.timeout_ms.min(MAX_RESOLUTION_MS).into()),
+    };
+    let reply = m::IdReply {
+        id: resolution.0,
+        reserved: 0,
+    };
+    context
+        .workers
+        .post_command(worker, Command::Resolve(Box::new(command)));
+    send_reply::<m::StartResolution>(context.resources.client_mut(id)?, seq, &reply)
+}
+
+/// Ends a resolution without an event, see [`m::EndResolution`].
+pub(super) fn end_resolution(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    resolution: ResolutionId,
+) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    if let Some(ended) = client.resolutions.remove(&resolution) {
+        let client = id;
+        let command = Command::EndResolution { client, resolution };
+        context.workers.post_command(ended.worker, command);
+        context.resources.release(id, &RESOLUTION);
+    }
+    send_reply::<m::EndResolution>(context.resources.client_mut(id)?, seq, &EMPTY)
+}
+
+/// Reports the end of a resolution to its client.
+pub(super) fn on_resolved(
+    resources: &mut Resources,
+    id: ClientId,
+    resolution: ResolutionId,
+    outcome: &Result<SocketAddr, ResolutionFailure>,
+) {
+    let client = resources.clients.get_mut(&id);
+    let Some(ended) = client.and_then(|client| client.resolutions.remove(&resolution)) else {
+        return;
+    };
+    resources.release(id, &RESOLUTION);
+    let mut event = match outcome {
+        Ok(local) => {
+            let mut event = CmEventMessage::new(CmEventKind::AddressResolved);
+            event.local = (*local).into();
+            event
+        }
+        Err(failure) => {
+            let (errno, reason) = cm::describe_resolution_failure(failure);
+            let mut event = CmEventMessage::new(CmEventKind::AddressError);
+            event.errno = errno as u32;
+            event.reason = Text::new(&reason);
+            event
+        }
+    };
+    event.cookie = ended.cookie;
+    event.device = ended.device as u32;
+    event.peer = ended.peer;
+    resources.post_cm_event(id, Some(ended.cm_channel), &event);
 }
 
 pub(super) fn disconnect_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {

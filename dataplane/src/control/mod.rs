@@ -96,7 +96,8 @@ use self::workers::WorkerSet;
 use crate::config::LimitsConfig;
 use crate::device_view::DeviceView;
 use crate::ids::{
-    ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn, SrqId,
+    ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
+    ResolutionId, SrqId,
 };
 use crate::sysfs_tree::SysfsTree;
 use crate::worker::Mailbox;
@@ -613,6 +614,13 @@ impl ControlThread {
             Request::Unlisten(request) => self.connections.stop_listener(context, id, seq, request),
             Request::Bind(request) => self.connections.bind_address(context, id, seq, request),
             Request::Resolve(request) => connections::resolve_address(context, id, seq, request),
+            Request::StartResolution(request) => {
+                connections::start_resolution(context, id, seq, request)
+            }
+            Request::EndResolution(request) => {
+                let resolution = ResolutionId(request.resolution);
+                connections::end_resolution(context, id, seq, resolution)
+            }
             Request::MigrateCm(request) => {
                 self.connections
                     .migrate_events(&mut context.resources, id, seq, request)
@@ -772,6 +780,11 @@ impl ControlThread {
             Event::ConnectFailed { qpn, failure } => {
                 connections::on_connect_failed(context, qpn, failure)
             }
+            Event::Resolved {
+                client,
+                resolution,
+                outcome,
+            } => connections::on_resolved(&mut context.resources, client, resolution, &outcome),
             Event::Disconnected {
                 qpn,
                 failure,

@@ -37,7 +37,8 @@ use super::regions::{ClientArena, ClientProcess, MemoryRegion, RegisteredSums};
 use crate::config::LimitsConfig;
 use crate::host_ports::PortClaim;
 use crate::ids::{
-    ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn, SrqId,
+    ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
+    ResolutionId, SrqId,
 };
 use crate::worker::messages::{DisconnectReason, QpSetup};
 
@@ -183,6 +184,20 @@ pub struct ChargedQueues {
     pub heap: u64,
 }
 
+/// An address resolution in progress.
+pub struct ClientResolution {
+    /// Worker that looks up the neighbour.
+    pub worker: usize,
+    /// Device of the destination.
+    pub device: usize,
+    /// Channel that gets the outcome.
+    pub cm_channel: CmChannelId,
+    /// Cookie of the outcome.
+    pub cookie: u64,
+    /// Destination.
+    pub peer: Addr,
+}
+
 /// One connected process.
 pub struct Client {
     pub id: ClientId,
@@ -220,6 +235,8 @@ pub struct Client {
     /// Queue pairs destroyed without a reply, until their worker has released them.
     pub departing_qps: BTreeMap<Qpn, ClientQp>,
     pub cm_channels: BTreeMap<CmChannelId, Outbox>,
+    /// Address resolutions in progress.
+    pub resolutions: BTreeMap<ResolutionId, ClientResolution>,
     /// Memory that ports still refer to after the end of its registration.
     pub(super) held_memory: HeldMemory,
     pub queues: QueueAllocator,
@@ -291,6 +308,7 @@ impl Client {
             qps: BTreeMap::new(),
             departing_qps: BTreeMap::new(),
             cm_channels: BTreeMap::new(),
+            resolutions: BTreeMap::new(),
             held_memory: HeldMemory::default(),
             queues: QueueAllocator::new(PageSize::Normal, queue_bytes, id.fault_owner()),
             next_id: 0,
@@ -401,7 +419,8 @@ impl Client {
             let taken = self.arenas.contains_key(&ArenaId(number))
                 || self.processes.contains_key(&ArenaId(number))
                 || self.channels.contains_key(&CompletionChannelId(number))
-                || self.cm_channels.contains_key(&CmChannelId(number));
+                || self.cm_channels.contains_key(&CmChannelId(number))
+                || self.resolutions.contains_key(&ResolutionId(number));
             if !taken {
                 return number;
             }

@@ -66,6 +66,10 @@ impl Worker {
             Command::RemoveSrq { srq } => connections.context.srqs.remove(srq),
             Command::SettleSrq { srq } => connections.context.srqs.leave_old_ring(srq),
             Command::Connect { setup, params } => connections.start_connect(now, *setup, *params),
+            Command::Resolve(request) => connections.start_resolution(now, *request),
+            Command::EndResolution { client, resolution } => {
+                connections.resolutions.remove(client, resolution);
+            }
             Command::Accept {
                 setup,
                 request,

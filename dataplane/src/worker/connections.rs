@@ -30,6 +30,7 @@ use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
 use super::pending_connections::PendingConnections;
 use super::port_mapper::PortMapper;
 use super::qp_rings::RingMisuse;
+use super::resolution::Resolutions;
 use super::scheduler::Scheduler;
 use super::slots::QpSlot;
 use super::thresholds::THRESHOLDS;
@@ -53,6 +54,7 @@ pub(super) struct Connections {
     pub(super) scheduler: Scheduler,
     pub(super) deadlines: Deadlines,
     pub(super) port_mapper: PortMapper,
+    pub(super) resolutions: Resolutions,
     pub(super) cache: MbufCache,
     /// FPDUs placed out of order.
     pub(super) placed_out_of_order: u64,
@@ -302,6 +304,7 @@ impl Connections {
         }
         self.context.cqs.remove_client(client);
         self.context.srqs.remove_client(client);
+        self.resolutions.remove_client(client);
         self.scheduler.remove_client(client)
     }
 
@@ -312,6 +315,7 @@ impl Connections {
                 self.drop_pending(now, slot, true);
             }
             self.stop_listening_on(now, port);
+            self.fail_resolutions_on(port);
             let on_port = self
                 .queue_pairs
                 .select(|queue_pair| queue_pair.port == port && queue_pair.conn.is_some());

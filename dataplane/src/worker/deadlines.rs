@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use siw_tcp::Instant;
 
 use super::slots::{PendingSlot, QpSlot};
+use crate::ids::{ClientId, ResolutionId};
 
 /// Owner of a deadline. The owner's state gives the deadline its meaning and also holds it: an owner
 /// has at most one.
@@ -18,6 +19,8 @@ pub(super) enum DeadlineOwner {
     /// The next look at completions that preceded the end of a connection, see `lifecycle.rs`. The slot
     /// may belong to another queue pair by then.
     Polls(QpSlot),
+    /// The next look at a neighbour, see `resolution.rs`. The resolution may have ended.
+    Resolution(ClientId, ResolutionId),
 }
 
 /// The deadlines of one worker, earliest first. They are few at any time: only states of set-up and

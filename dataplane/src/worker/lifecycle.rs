@@ -659,6 +659,9 @@ impl Connections {
                 DeadlineOwner::QueuePair(slot) => self.on_queue_pair_deadline(now, slot),
                 DeadlineOwner::Pending(slot) => self.on_pending_deadline(now, slot),
                 DeadlineOwner::Polls(slot) => self.check_polls(now, slot),
+                DeadlineOwner::Resolution(client, resolution) => {
+                    self.continue_resolution(now, client, resolution);
+                }
             }
         }
     }

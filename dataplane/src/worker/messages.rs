@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
@@ -12,7 +13,7 @@ use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::shared_receive_queues::WorkerSrq;
 use super::slots::PendingSlot;
-use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
+use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, ResolutionId, SrqId};
 use crate::netlink::KernelNeighbour;
 
 /// Mask of the generation in a [`RequestId`]; the worker lies above it, the slot below.
@@ -104,6 +105,25 @@ pub struct ConnectParams {
     pub refusals: u8,
 }
 
+/// Request to resolve the neighbour of a destination, and to draw a source port.
+#[derive(Debug, Clone)]
+pub struct ResolutionRequest {
+    /// Its client.
+    pub client: ClientId,
+    /// The client's user (uid).
+    pub user: u32,
+    /// Its number.
+    pub resolution: ResolutionId,
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// The source address; a port of 0 is drawn.
+    pub local: SocketAddr,
+    /// Destination.
+    pub remote: SocketAddr,
+    /// Time after which the neighbour counts as absent.
+    pub timeout: Duration,
+}
+
 /// Control thread to worker. Executed in order.
 pub enum Command {
     /// Allows a client to have queue pairs in this worker.
@@ -166,6 +186,15 @@ pub enum Command {
         setup: Box<QpSetup>,
         /// Destination and options.
         params: Box<ConnectParams>,
+    },
+    /// Resolves the neighbour of a destination; answered with [`Event::Resolved`].
+    Resolve(Box<ResolutionRequest>),
+    /// Ends a resolution, which is not answered any more.
+    EndResolution {
+        /// Its client.
+        client: ClientId,
+        /// Its number.
+        resolution: ResolutionId,
     },
     /// Accepts a connection for the application; answered like [`Command::Connect`].
     Accept {
@@ -363,6 +392,17 @@ pub enum ConnectFailure {
     OverQuota(String),
 }
 
+/// Why an address was not resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ResolutionFailure {
+    /// No neighbour answered in time.
+    TimedOut,
+    /// The device was removed.
+    NoDevice,
+    /// TCP had no route, no port, or no room for another unresolved neighbour.
+    Local(siw_tcp::StackError),
+}
+
 /// Why a connection ended otherwise than by an orderly close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DisconnectReason {
@@ -420,6 +460,15 @@ pub enum Event {
         qpn: Qpn,
         /// Why.
         failure: ConnectFailure,
+    },
+    /// A resolution ended.
+    Resolved {
+        /// Its client.
+        client: ClientId,
+        /// Its number.
+        resolution: ResolutionId,
+        /// The source address with its port, or why there is none.
+        outcome: Result<SocketAddr, ResolutionFailure>,
     },
     /// A connection ended.
     Disconnected {

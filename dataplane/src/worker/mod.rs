@@ -50,6 +50,7 @@ mod pending_connections;
 mod port_mapper;
 mod qp_rings;
 mod receive;
+mod resolution;
 mod scheduler;
 mod send;
 pub mod shared_receive_queues;
@@ -88,6 +89,7 @@ use messages::Event;
 use parked::Wait;
 use pending_connections::PendingConnections;
 use port_mapper::PortMapper;
+use resolution::Resolutions;
 use scheduler::Scheduler;
 use sleep::WakeSources;
 use worker_qp::QpTable;
@@ -172,6 +174,7 @@ impl Worker {
             context: WorkerContext::new(config.keys),
             deadlines: Deadlines::default(),
             port_mapper: PortMapper::default(),
+            resolutions: Resolutions::default(),
             cache: MbufCache::new(&config.pool),
             placed_out_of_order: 0,
             receive_waits: ReceiveWaits::default(),

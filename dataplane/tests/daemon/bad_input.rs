@@ -237,7 +237,7 @@ fn requests() -> Vec<(u16, usize)> {
         DestroyChannel CreateCq DestroyCq CreateQp ModifyQp QueryQp DestroyQp CreateCmChannel
         DestroyCmChannel Connect Listen Unlisten Accept Reject Disconnect ReadStats ReregMr AllocFastMr
         AllocMw DeallocMw CreateSrq ModifySrq QuerySrq DestroySrq ResizeCq FreeCqRing ModerateCq
-        Bind Resolve MigrateCm PairQp AddExtents RegMemory ImportMemory
+        Bind Resolve StartResolution EndResolution MigrateCm PairQp AddExtents RegMemory ImportMemory
     )
 }
 

@@ -309,6 +309,22 @@ impl Requests {
             src: m::Addr::NONE,
         });
         let channel = self.call(&m::CreateCmChannel { flags: 0 }).id;
+        let from: std::net::SocketAddr = "10.77.0.1:0".parse().unwrap();
+        let resolution = self
+            .call(&m::StartResolution {
+                device: 0,
+                cm_channel: channel,
+                timeout_ms: 1000,
+                reserved,
+                cookie: 0,
+                dst: to.into(),
+                src: from.into(),
+            })
+            .id;
+        self.call(&m::EndResolution {
+            resolution,
+            reserved,
+        });
         self.call(&m::DestroyCmChannel { channel, reserved });
     }
 }

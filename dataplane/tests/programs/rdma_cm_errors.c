@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define CHECK(what) do { if (!(what)) { \
@@ -154,6 +155,118 @@ static void identifiers(void)
     rdma_destroy_event_channel(second);
 }
 
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+/* Waits for an event on a channel, and returns its status. */
+static int status_of(struct rdma_event_channel *on, int kind)
+{
+    struct rdma_cm_event *event;
+    CHECK(rdma_get_cm_event(on, &event) == 0);
+    int status = event->status;
+    CHECK((int)event->event == kind && rdma_ack_cm_event(event) == 0);
+    return status;
+}
+
+/* Resolution of an address that no host has, and the source port. */
+static void resolution(void)
+{
+    struct sockaddr_in nobody = there;
+    struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+    struct rdma_conn_param parameters = { 0 };
+    struct rdma_cm_id *id = new_id(), *listener = new_id();
+    inet_pton(AF_INET, "10.77.0.77", &nobody.sin_addr);
+    nobody.sin_port = htons(7000);
+    there.sin_port = 0;
+    CHECK(rdma_bind_addr(listener, addr(&there)) == 0 && rdma_listen(listener, 4) == 0);
+    there.sin_port = rdma_get_src_port(listener);
+
+    double begin = seconds();
+    CHECK(rdma_resolve_addr(id, NULL, addr(&nobody), 200) == 0);
+    FAILS(EINVAL, rdma_resolve_addr(id, NULL, addr(&there), 1000));
+    FAILS(EINVAL, rdma_bind_addr(id, addr(&there)));
+    FAILS(EINVAL, rdma_listen(id, 1));
+    FAILS(EINVAL, rdma_resolve_route(id, 1000));
+    CHECK(status_of(channel, RDMA_CM_EVENT_ADDR_ERROR) == -ETIMEDOUT);
+    CHECK(seconds() - begin >= 0.15);
+    FAILS(EINVAL, rdma_resolve_route(id, 1000));
+    FAILS(EINVAL, rdma_connect(id, &parameters));
+    /* The identifier can resolve another address. */
+    CHECK(rdma_resolve_addr(id, NULL, addr(&there), 5000) == 0);
+    CHECK(status_of(channel, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+    int port = rdma_get_src_port(id);
+    CHECK(port != 0 && rdma_get_dst_port(id) == there.sin_port);
+    CHECK(rdma_resolve_route(id, 1000) == 0);
+    acknowledge(RDMA_CM_EVENT_ROUTE_RESOLVED);
+    CHECK(rdma_create_qp(id, NULL, &init) == 0 && rdma_connect(id, &parameters) == 0);
+    struct rdma_cm_event *request;
+    CHECK(rdma_get_cm_event(channel, &request) == 0);
+    CHECK(request->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+    CHECK(rdma_get_dst_port(request->id) == port && rdma_get_src_port(id) == port);
+    struct rdma_cm_id *server = request->id;
+    CHECK(rdma_ack_cm_event(request) == 0 && rdma_reject(server, NULL, 0) == 0);
+    CHECK(rdma_destroy_id(server) == 0);
+    CHECK(status_of(channel, RDMA_CM_EVENT_REJECTED) != 0);
+    rdma_destroy_qp(id);
+    CHECK(rdma_destroy_id(id) == 0);
+
+    /* A bound port is that of the connection. */
+    struct sockaddr_in here = there;
+    inet_pton(AF_INET, "10.77.0.1", &here.sin_addr);
+    here.sin_port = 0;
+    id = new_id();
+    CHECK(rdma_bind_addr(id, addr(&here)) == 0);
+    port = rdma_get_src_port(id);
+    CHECK(port != 0 && rdma_resolve_addr(id, NULL, addr(&there), 5000) == 0);
+    CHECK(status_of(channel, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+    CHECK(rdma_get_src_port(id) == port && rdma_destroy_id(id) == 0);
+
+    /* No event of an identifier that is destroyed meanwhile: the channel stays unreadable. */
+    id = new_id();
+    CHECK(rdma_resolve_addr(id, NULL, addr(&nobody), 50) == 0 && rdma_destroy_id(id) == 0);
+    struct pollfd readable = { .fd = channel->fd, .events = POLLIN };
+    CHECK(poll(&readable, 1, 200) == 0);
+
+    /* The event comes to the channel that the identifier was moved to. */
+    struct rdma_event_channel *second = rdma_create_event_channel();
+    id = new_id();
+    begin = seconds();
+    CHECK(rdma_resolve_addr(id, NULL, addr(&nobody), 300) == 0);
+    CHECK(rdma_migrate_id(id, second) == 0);
+    CHECK(status_of(second, RDMA_CM_EVENT_ADDR_ERROR) == -ETIMEDOUT);
+    CHECK(seconds() - begin >= 0.25 && poll(&readable, 1, 0) == 0);
+    CHECK(rdma_destroy_id(id) == 0);
+    rdma_destroy_event_channel(second);
+
+    /* A synchronous identifier waits. */
+    CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+    FAILS(ETIMEDOUT, rdma_resolve_addr(id, NULL, addr(&nobody), 50));
+    CHECK(rdma_resolve_addr(id, NULL, addr(&there), 5000) == 0 && rdma_get_src_port(id) != 0);
+    CHECK(rdma_destroy_id(id) == 0 && rdma_destroy_id(listener) == 0);
+
+    /* Many at once, with one of each kind. */
+    struct rdma_cm_id *many[200];
+    for (int i = 0; i < 200; i++) {
+        many[i] = new_id();
+        CHECK(rdma_resolve_addr(many[i], NULL, addr(i % 2 ? &nobody : &there), 100) == 0);
+    }
+    int resolved = 0, failed = 0;
+    for (int i = 0; i < 200; i++) {
+        struct rdma_cm_event *event;
+        CHECK(rdma_get_cm_event(channel, &event) == 0);
+        resolved += event->event == RDMA_CM_EVENT_ADDR_RESOLVED;
+        failed += event->event == RDMA_CM_EVENT_ADDR_ERROR && event->status == -ETIMEDOUT;
+        CHECK(rdma_ack_cm_event(event) == 0);
+    }
+    CHECK(resolved == 100 && failed == 100);
+    for (int i = 0; i < 200; i++)
+        CHECK(rdma_destroy_id(many[i]) == 0);
+}
+
 static void queue_pairs(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
@@ -209,6 +322,7 @@ int main(void)
     channel = rdma_create_event_channel();
     CHECK(channel);
     identifiers();
+    resolution();
     queue_pairs();
     rdma_destroy_event_channel(channel);
     puts(failures ? "failed" : "done");

@@ -55,9 +55,11 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"siwd");
 pub const VERSION: u16 = 6;
 /// Lowest protocol version that this side supports.
 pub const MIN_VERSION: u16 = VERSION;
-/// The optional features that this side knows: none so far. All that this tree supports belongs to
-/// [`MIN_VERSION`].
-pub const FEATURES: u32 = 0;
+/// Feature: [`StartResolution`] and [`EndResolution`], with the events
+/// [`CmEventKind::AddressResolved`] and [`CmEventKind::AddressError`].
+pub const FEATURE_RESOLUTION: u32 = 1;
+/// The optional features that this side knows.
+pub const FEATURES: u32 = FEATURE_RESOLUTION;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.
@@ -130,6 +132,8 @@ macro_rules! for_each_message {
             27 Resolve -> ResolveReply;
             28 MigrateCm -> Empty;
             29 PairQp -> Empty;
+            30 StartResolution -> IdReply;
+            31 EndResolution -> Empty;
             50 ReregMr -> MrReply;
             51 AllocFastMr -> FastMrReply;
             52 AllocMw -> MwReply;

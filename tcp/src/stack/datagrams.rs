@@ -4,7 +4,6 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::collections::VecDeque;
 
-use crate::base::ids::ConnId;
 use crate::base::stats::StackStats;
 use crate::connection::context::SharedState;
 use crate::link::control_queue::{Origin, append_ip_header};
@@ -23,11 +22,6 @@ const EVENTS_MAX: usize = 64;
 /// Port unreachable (RFC 792, RFC 4443 section 3.1).
 const PORT_UNREACHABLE_V4: [u8; 2] = [3, 3];
 const PORT_UNREACHABLE_V6: [u8; 2] = [1, 4];
-/// Waiter of the neighbour table that is no connection.
-pub(super) const NO_CONNECTION: ConnId = ConnId {
-    index: u32::MAX,
-    generation: 0,
-};
 
 /// A received datagram.
 #[derive(Debug, Clone, Copy)]

@@ -33,11 +33,9 @@ use crate::connection::{Connection, NO_LISTENER};
 use crate::flow::table::FlowTable;
 use crate::ip::reassembly::ReassemblyTable;
 use crate::link::address_conflicts::AddressConflict;
-use crate::link::neighbours::NeighbourLookup;
+use crate::link::neighbours::{NO_CONNECTION, NeighbourLookup};
 use crate::queues::receive_queue::ReceiveQueue;
-use crate::stack::datagrams::{
-    Datagram, DatagramOutcome, NO_CONNECTION, PortMapperEvent, PortMapperInbox,
-};
+use crate::stack::datagrams::{Datagram, DatagramOutcome, PortMapperEvent, PortMapperInbox};
 use crate::stack::host_path::HostFrames;
 use crate::stack::receive::RxPipeline;
 use crate::stack::slots::Slots;

@@ -11,6 +11,7 @@ use crate::base::quota_owner::QuotaOwner;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
+use crate::link::neighbours::{NO_CONNECTION, NeighbourLookup};
 use crate::stack::Stack;
 use crate::stack::syn_cookies::ReturnedCookie;
 use crate::wire::flow_key::FlowKey;
@@ -104,6 +105,44 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })
     }
 
+    /// Looks up the neighbour by which `to` is reached, on behalf of `owner`, and solicits it if it is not
+    /// known. Returns whether it is known: if not, the caller looks again later.
+    ///
+    /// # Errors
+    /// There is no route, or `owner` has reached its limit of unresolved neighbours.
+    pub fn resolve_neighbour(
+        &mut self,
+        now: Instant,
+        owner: QuotaOwner,
+        to: IpAddr,
+    ) -> Result<bool, StackError> {
+        if self.shared.is_own_address(to) {
+            return Ok(true);
+        }
+        let hop = self.shared.next_hop(to).ok_or(StackError::NoRoute(to))?;
+        let neighbours = &mut self.shared.neighbours;
+        neighbours.check_quota(hop, Some(owner))?;
+        match neighbours.lookup(hop, NO_CONNECTION, false, Some(owner), now) {
+            NeighbourLookup::Found(_) => Ok(true),
+            NeighbourLookup::Wait => Ok(false),
+            NeighbourLookup::Full => {
+                self.shared.stats.neighbour_overflows += 1;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Returns a source for a connect to `remote`, with a port that is free as of now.
+    pub fn draw_source(
+        &mut self,
+        now: Instant,
+        local: IpAddr,
+        remote: SocketAddr,
+    ) -> Option<SocketAddr> {
+        let (key, _) = self.draw_port(now, local, Some(remote))?;
+        Some(key.local())
+    }
+
     /// Returns whether the worker of this stack receives the frames of a connection.
     pub fn receives(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         let home = self.shared.config.steering.as_ref();
@@ -129,7 +168,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         match local_port {
             Some(port) => Some(SocketAddr::new(from, port)),
-            None => Some(self.draw_port(now, from, Some(remote))?.0.local()),
+            None => self.draw_source(now, from, remote),
         }
     }
 

@@ -1,14 +1,16 @@
 //! Addresses of identifiers: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3),
 //! rdma_set_option(3), ports.
 
+use super::channel::EventChannel;
 use super::devices::Devices;
 use super::events::complete;
-use super::id::{IdObject, IdState, Resolved, fail, result_of};
+use super::id::{IdObject, IdState, Resolution, Resolved, fail, result_of};
 use super::sockaddr::{read_address, write_address};
 use crate::abi::*;
-use siw::{BindOptions, CmBinding, Error};
+use siw::{AddressResolution, BindOptions, CmBinding, ConnectionInfo, Error, ResolvedAddress};
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
 
 fn refusal(errno: i32, reason: &str) -> Error {
     Error::Refused {
@@ -66,7 +68,7 @@ fn any_address(like: SocketAddr) -> SocketAddr {
 /// Reserves the address and port for the identifier.
 pub fn bind(object: &IdObject, addr: SocketAddr) -> Result<(), Error> {
     let mut state = object.lock_state();
-    if state.local.is_some() {
+    if state.local.is_some() || state.resolved != Resolved::Nothing {
         return Err(refusal(libc::EINVAL, "the identifier is already bound"));
     }
     let channel = object.channel();
@@ -105,10 +107,12 @@ pub unsafe fn bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     )
 }
 
+/// Starts to resolve an address; the event follows.
 fn resolve(
     object: &IdObject,
     src: Option<SocketAddr>,
     destination: SocketAddr,
+    timeout: Duration,
 ) -> Result<(), Error> {
     let is_bound = {
         let state = object.lock_state();
@@ -124,8 +128,10 @@ fn resolve(
     if let Some(src) = src.filter(|src| src.port() != 0 && !is_bound) {
         bind(object, src)?;
     }
-    let mut state = object.lock_state();
     let channel = object.channel();
+    // The daemon queues a limited number of events.
+    let _ = channel.drain_daemon();
+    let mut state = object.lock_state();
     let devices = channel.devices;
     let wanted = state.local.or(src).map(|local| {
         if is_loopback(devices, local) {
@@ -144,10 +150,16 @@ fn resolve(
         );
     }
     let found = devices.client.resolve_address(destination, wanted, None)?;
-    store_local(object, &mut state, found.local);
     store_device(object, &mut state, found.device)?;
     state.destination = Some(destination);
-    state.resolved = Resolved::Address;
+    state.resolution = start_search(object, &channel, &found, destination, timeout)?;
+    if state.resolution.is_some() {
+        state.resolved = Resolved::Pending;
+    } else {
+        store_local(object, &mut state, found.local);
+        state.resolved = Resolved::Address;
+        object.push_plain(RDMA_CM_EVENT_ADDR_RESOLVED);
+    }
     // SAFETY: the identifier's own field, with room for any address.
     unsafe {
         write_address(
@@ -158,12 +170,61 @@ fn resolve(
     Ok(())
 }
 
+/// Starts to search the neighbour of `destination`. None: the daemon searches none.
+fn start_search(
+    object: &IdObject,
+    channel: &EventChannel,
+    from: &ResolvedAddress,
+    destination: SocketAddr,
+    timeout: Duration,
+) -> Result<Option<Resolution>, Error> {
+    let cookie = object.registered().0;
+    let search = AddressResolution::start(&channel.daemon, from, destination, timeout, cookie)?;
+    Ok(search.map(|search| Resolution {
+        search,
+        from: *from,
+        end: Instant::now() + timeout,
+    }))
+}
+
+/// Continues a search on another channel, with the rest of its time.
+pub fn restart_search(
+    object: &IdObject,
+    state: &mut IdState,
+    channel: &EventChannel,
+    (from, end): (ResolvedAddress, Instant),
+) -> Result<(), Error> {
+    if let Some(destination) = state.destination {
+        let left = end.saturating_duration_since(Instant::now());
+        state.resolution = start_search(object, channel, &from, destination, left)?;
+    }
+    Ok(())
+}
+
+/// Processes the outcome of a search. Returns false if the identifier waits for none.
+pub fn on_search_ended(state: &mut IdState, info: &ConnectionInfo) -> bool {
+    if state.resolved != Resolved::Pending {
+        return false;
+    }
+    if let Some(ended) = state.resolution.take() {
+        ended.search.forget();
+    }
+    if info.errno == 0 {
+        state.local = info.local;
+        state.resolved = Resolved::Address;
+    } else {
+        // Another address may be resolved.
+        state.resolved = Resolved::Nothing;
+    }
+    true
+}
+
 /// rdma_resolve_addr(3)
 pub unsafe fn resolve_addr(
     id: *mut rdma_cm_id,
     src: *mut sockaddr,
     destination: *mut sockaddr,
-    _timeout_ms: c_int,
+    timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: an identifier of this library, and addresses.
     let (object, from, to) = unsafe {
@@ -176,10 +237,9 @@ pub unsafe fn resolve_addr(
     let Some(to) = to.filter(|_| src.is_null() || from.is_some()) else {
         return fail(libc::EINVAL);
     };
-    let resolved = check_kind(id).and_then(|()| resolve(object, from, to));
-    if resolved.is_ok() {
-        object.push_plain(RDMA_CM_EVENT_ADDR_RESOLVED);
-    }
+    // Linux waits without limit for a negative time.
+    let timeout = Duration::from_millis(u32::try_from(timeout_ms).unwrap_or(u32::MAX).into());
+    let resolved = check_kind(id).and_then(|()| resolve(object, from, to, timeout));
     match result_of("rdma_resolve_addr", resolved) {
         // SAFETY: as above.
         0 => unsafe { complete(id) },

@@ -11,7 +11,7 @@ use crate::status::{fail_with, set_errno};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-/// Timeout of resolving, in milliseconds; the daemon answers at once.
+/// Timeout of resolving, in milliseconds, as in librdmacm.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// rdma_create_ep(3)

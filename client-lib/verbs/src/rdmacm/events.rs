@@ -2,6 +2,7 @@
 //! their identifier's channel; those of a queue are converted for the program: the identifier of an
 //! event, its kind, status and parameters, and the identifier that has to acknowledge it.
 
+use super::address::on_search_ended;
 use super::channel::{EventChannel, EventChannelObject};
 use super::id::{IdObject, fail, with_registered};
 use super::queue::{PlainEvent, QueuedEvent, RegisteredId};
@@ -9,7 +10,7 @@ use crate::abi::*;
 use crate::status::{fail_errno, fail_with};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::AsFd;
-use siw::{CmEvent, ConnectionInfo, Error};
+use siw::{CmEvent, ConnectionInfo, Error, RdmaCmEvent};
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -30,7 +31,16 @@ fn id_of(info: &ConnectionInfo) -> RegisteredId {
 }
 
 /// Queues an event of the daemon on the current channel of its identifier.
-fn dispatch(event: CmEvent) {
+fn dispatch(event: RdmaCmEvent) {
+    let event = match event {
+        RdmaCmEvent::Connection(event) => event,
+        RdmaCmEvent::AddressResolved(info) => {
+            return dispatch_search_end(RDMA_CM_EVENT_ADDR_RESOLVED, info);
+        }
+        RdmaCmEvent::AddressError(info) => {
+            return dispatch_search_end(RDMA_CM_EVENT_ADDR_ERROR, info);
+        }
+    };
     let (kind, info) = match event {
         CmEvent::ConnectRequest(request) => {
             let listener = id_of(request.connection_info());
@@ -78,6 +88,21 @@ fn dispatch(event: CmEvent) {
             status,
             info: Some(Box::new(info)),
         }));
+    });
+}
+
+/// Queues the outcome of rdma_resolve_addr(3).
+fn dispatch_search_end(kind: rdma_cm_event_type, info: ConnectionInfo) {
+    with_registered(id_of(&info), |id| {
+        let is_awaited = on_search_ended(&mut id.lock_state(), &info);
+        if is_awaited {
+            id.push_event(QueuedEvent::Plain(PlainEvent {
+                id: id.registered(),
+                kind,
+                status: -info.errno,
+                info: Some(Box::new(info)),
+            }));
+        }
     });
 }
 
@@ -129,9 +154,11 @@ fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
                     return None;
                 }
                 event.abi.id = id.as_abi();
-                if plain.kind == RDMA_CM_EVENT_ESTABLISHED
-                    && let Some(info) = &plain.info
-                {
+                let has_addresses = matches!(
+                    plain.kind,
+                    RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_ADDR_RESOLVED
+                );
+                if let Some(info) = plain.info.as_ref().filter(|_| has_addresses) {
                     id.store_addresses(info);
                 }
                 id.events.deliver();
@@ -157,7 +184,7 @@ impl EventChannel {
     /// Passes all events of the daemon on this channel to their identifiers.
     pub fn drain_daemon(&self) -> Result<(), Error> {
         loop {
-            match self.daemon.get_event(Some(Duration::ZERO)) {
+            match self.daemon.get_rdma_cm_event(Some(Duration::ZERO)) {
                 Ok(report) => self.take_report(report),
                 Err(Error::Timeout) => return Ok(()),
                 Err(error) => return Err(error),
@@ -166,10 +193,10 @@ impl EventChannel {
     }
 
     /// Processes an event of the daemon on this channel.
-    fn take_report(&self, report: CmEvent) {
+    fn take_report(&self, report: RdmaCmEvent) {
         match report {
             // The peer gave up before the program took the request.
-            CmEvent::RequestCancelled { request: number } => drop(self.take_matching(|event| {
+            RdmaCmEvent::Connection(CmEvent::RequestCancelled { request: number }) => drop(self.take_matching(|event| {
                 matches!(event, QueuedEvent::Request { request, .. } if request.id() == number)
             })),
             report => dispatch(report),
@@ -181,7 +208,7 @@ impl EventChannel {
         if let Some(event) = self.pop() {
             return Ok(Some(event));
         }
-        match self.daemon.get_event(Some(Duration::ZERO)) {
+        match self.daemon.get_rdma_cm_event(Some(Duration::ZERO)) {
             Ok(report) => self.take_report(report),
             Err(Error::Timeout) => return Ok(None),
             Err(Error::DaemonGone) if !self.gone_reported.swap(true, Ordering::AcqRel) => {

@@ -10,13 +10,17 @@ use crate::ibverbs::qp::QpObject;
 use crate::ibverbs::users::EventCount;
 use crate::per_process::PerProcess;
 use crate::status::{errno_of, fail_errno, fail_with};
-use siw::{CmBinding, CmListener, ConnectionInfo, ConnectionRequest, Error, Qp};
+use siw::{
+    AddressResolution, CmBinding, CmListener, ConnectionInfo, ConnectionRequest, Error, Qp,
+    ResolvedAddress,
+};
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// An identifier as programs see it. The program may read its fields, and this library may write
 /// them, in calls that programs do not make concurrently for one identifier.
@@ -47,11 +51,20 @@ pub(super) struct ChannelOf {
 pub enum Resolved {
     #[default]
     Nothing,
+    /// The neighbour is being searched.
+    Pending,
     Address,
     Route,
 }
 
-/// State of an identifier; dispatching events needs none of it.
+/// A search for the neighbour of a destination, and what is needed to start it again.
+pub struct Resolution {
+    pub search: AddressResolution,
+    pub from: ResolvedAddress,
+    pub end: Instant,
+}
+
+/// State of an identifier.
 #[derive(Default)]
 pub struct IdState {
     pub binding: Option<CmBinding>,
@@ -64,6 +77,8 @@ pub struct IdState {
     pub local: Option<SocketAddr>,
     pub destination: Option<SocketAddr>,
     pub resolved: Resolved,
+    /// The search for the neighbour while `resolved` is pending.
+    pub resolution: Option<Resolution>,
     /// The daemon's device index.
     pub device: Option<u32>,
     /// Number of a queue pair that the program created itself (`qp_num` of `struct

@@ -1,9 +1,12 @@
 //! Creating, destroying and migrating identifiers (rdma_create_id(3), rdma_destroy_id(3),
 //! rdma_migrate_id(3)).
 
+use super::address::restart_search;
 use super::channel::EventChannelObject;
 use super::events::release_event;
-use super::id::{ChannelOf, IdObject, fail, find_queue_pair, lock_registered, result_of};
+use super::id::{
+    ChannelOf, IdObject, Resolution, Resolved, fail, find_queue_pair, lock_registered, result_of,
+};
 use crate::abi::*;
 use siw::Error;
 use std::ffi::{c_int, c_void};
@@ -64,6 +67,9 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     if let Some(binding) = state.binding {
         let _ = binding.close();
     }
+    if let Some(resolution) = state.resolution {
+        let _ = resolution.search.close();
+    }
     let number = object.registered();
     // Requests that the program has not taken are rejected.
     let _ = channel.drain_daemon();
@@ -109,13 +115,20 @@ unsafe fn migrate(
         (to, None)
     };
     let from = object.channel();
-    let state = object.lock_state();
+    let mut state = object.lock_state();
     if let Some(listener) = &state.listener {
         listener.migrate(&to.daemon)?;
     }
     if let Some(request) = &state.request {
         request.migrate(&to.daemon)?;
     }
+    let resolution = match state.resolution.take() {
+        Some(Resolution { search, from, end }) => {
+            search.close()?;
+            Some((from, end))
+        }
+        None => None,
+    };
     drop(state);
     // SAFETY: an identifier of this library.
     if let Some(qp) = unsafe { find_queue_pair(id) } {
@@ -130,8 +143,16 @@ unsafe fn migrate(
         for event in from.take_matching(|event| event.owner() == number) {
             to.push(event);
         }
-        std::mem::replace(&mut *current, ChannelOf { channel: to, own })
+        let channel = to.clone();
+        std::mem::replace(&mut *current, ChannelOf { channel, own })
     };
+    if let Some(resolution) = resolution {
+        let mut state = object.lock_state();
+        // Its event may have been among those that had arrived.
+        if state.resolved == Resolved::Pending {
+            restart_search(object, &mut state, &to, resolution)?;
+        }
+    }
     // SAFETY: the identifier's own field.
     unsafe { (*id).channel = own_pointer.unwrap_or(channel) };
     drop(old);

@@ -181,6 +181,32 @@ pub struct ResolveReply {
     pub local: Addr,
 }
 
+/// Resolves the neighbour by which a device reaches an address, and draws a source port. Answered at
+/// once; the outcome is one event with `cookie`: [`CmEventKind::AddressResolved`] or
+/// [`CmEventKind::AddressError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct StartResolution {
+    /// Device index.
+    pub device: u32,
+    pub cm_channel: u32,
+    /// Milliseconds after which the neighbour counts as absent.
+    pub timeout_ms: u32,
+    pub reserved: u32,
+    pub cookie: u64,
+    pub dst: Addr,
+    /// One of the device's addresses. Port 0: the daemon draws one.
+    pub src: Addr,
+}
+
+/// Ends a resolution: once this is answered, no event of it follows. A number that has ended is no error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct EndResolution {
+    pub resolution: u32,
+    pub reserved: u32,
+}
+
 /// Moves the events of a queue pair, of a listener or binding, or of a pending request to another
 /// channel (rdma_migrate_id(3)); a number of 0 means none. Once it is answered, no further event
 /// arrives on the old channel.
@@ -281,6 +307,10 @@ pub enum CmEventKind {
     RequestCancelled = 7,
     /// The listener's device was removed.
     DeviceRemoval = 8,
+    /// A resolution succeeded: `local` is the source address with its port.
+    AddressResolved = 9,
+    /// A resolution failed (`errno`, `reason`).
+    AddressError = 10,
 }
 
 impl CmEventKind {
@@ -296,6 +326,8 @@ impl CmEventKind {
             Disconnected,
             RequestCancelled,
             DeviceRemoval,
+            AddressResolved,
+            AddressError,
         ]
         .get((number as usize).wrapping_sub(1))
         .copied()
@@ -310,7 +342,7 @@ pub struct CmEventMessage {
     pub kind: u32,
     /// Positive errno.
     pub errno: u32,
-    /// Cookie of [`Connect`], [`Accept`], or, for CONNECT_REQUEST, of [`Listen`].
+    /// Cookie of [`Connect`], [`Accept`], [`StartResolution`], or, for CONNECT_REQUEST, of [`Listen`].
     pub cookie: u64,
     pub qp_num: u32,
     pub request: u32,

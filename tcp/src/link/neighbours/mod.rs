@@ -145,6 +145,11 @@ pub(crate) struct Neighbours {
     unresolved: UnresolvedCounts,
 }
 
+/// Waiter that is no connection: its owner looks the neighbour up again.
+pub(crate) const NO_CONNECTION: ConnId = ConnId {
+    index: u32::MAX,
+    generation: 0,
+};
 /// Maximum number of connections that wait for one entry; further ones look it up again by their
 /// own timers.
 const WAITERS_MAX: usize = 1 << 17;

@@ -1,0 +1,128 @@
+//! Resolution of addresses before a connect (rdma_resolve_addr(3)): the neighbour of a destination is
+//! solicited until it answers or the consumer's time-out has passed, and a source port is drawn, which
+//! the connect then uses.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use siw_tcp::{Instant, QuotaOwner, StackError};
+
+use super::connections::Connections;
+use super::deadlines::DeadlineOwner;
+use super::messages::{Event, ResolutionFailure, ResolutionRequest};
+use crate::ids::{ClientId, ResolutionId};
+
+/// Shortest and longest pause until the next look at a neighbour that has not answered. Between them, it
+/// is a quarter of the time that has passed.
+const PAUSE_MIN: Duration = Duration::from_micros(100);
+const PAUSE_MAX: Duration = Duration::from_millis(20);
+
+/// A resolution whose neighbour has not answered yet.
+struct Resolution {
+    request: ResolutionRequest,
+    /// Index of its device's port in the worker.
+    port: usize,
+    begin: Instant,
+}
+
+/// Resolutions in progress in one worker.
+#[derive(Default)]
+pub(super) struct Resolutions(BTreeMap<(ClientId, ResolutionId), Resolution>);
+
+impl Resolutions {
+    /// Ends a resolution without a report.
+    pub(super) fn remove(&mut self, client: ClientId, resolution: ResolutionId) {
+        self.0.remove(&(client, resolution));
+    }
+
+    /// Ends all resolutions of a client without a report.
+    pub(super) fn remove_client(&mut self, client: ClientId) {
+        self.0.retain(|(owner, _), _| *owner != client);
+    }
+}
+
+impl Connections {
+    /// Starts a resolution; it ends at once if the neighbour is known.
+    pub(super) fn start_resolution(&mut self, now: Instant, request: ResolutionRequest) {
+        let mut ports = self.ports.iter();
+        let (client, number) = (request.client, request.resolution);
+        match ports.position(|port| port.device == request.device) {
+            Some(port) => {
+                let begin = now;
+                let started = Resolution {
+                    request,
+                    port,
+                    begin,
+                };
+                self.resolutions.0.insert((client, number), started);
+                self.continue_resolution(now, client, number);
+            }
+            None => self.end_resolution(client, number, Err(ResolutionFailure::NoDevice)),
+        }
+    }
+
+    /// Looks up the neighbour of a resolution, and ends it or waits longer.
+    pub(super) fn continue_resolution(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        number: ResolutionId,
+    ) {
+        let Some(resolution) = self.resolutions.0.get(&(client, number)) else {
+            return;
+        };
+        let request = &resolution.request;
+        let owner = QuotaOwner {
+            // As for queue pairs.
+            client: client.0 as u32,
+            user: request.user,
+        };
+        let stack = &mut self.ports[resolution.port].stack;
+        let (local, remote) = (request.local, request.remote);
+        let outcome = match stack.resolve_neighbour(now, owner, remote.ip()) {
+            Ok(true) if local.port() != 0 => Ok(local),
+            Ok(true) => stack
+                .draw_source(now, local.ip(), remote)
+                .ok_or(ResolutionFailure::Local(StackError::NoPorts)),
+            Ok(false) => {
+                let end = resolution.begin + request.timeout;
+                if now < end {
+                    let passed = now - resolution.begin;
+                    let next = now + (passed / 4).clamp(PAUSE_MIN, PAUSE_MAX);
+                    let owner = DeadlineOwner::Resolution(client, number);
+                    return self.deadlines.insert(next.min(end), owner);
+                }
+                Err(ResolutionFailure::TimedOut)
+            }
+            Err(error) => Err(ResolutionFailure::Local(error)),
+        };
+        self.end_resolution(client, number, outcome);
+    }
+
+    fn end_resolution(
+        &mut self,
+        client: ClientId,
+        resolution: ResolutionId,
+        outcome: Result<SocketAddr, ResolutionFailure>,
+    ) {
+        self.resolutions.remove(client, resolution);
+        self.post_event(Event::Resolved {
+            client,
+            resolution,
+            outcome,
+        });
+    }
+
+    /// Ends the resolutions on a port that is removed.
+    pub(super) fn fail_resolutions_on(&mut self, port: usize) {
+        let all = self.resolutions.0.iter();
+        let on_port: Vec<_> = all
+            .filter(|(_, resolution)| resolution.port == port)
+            .map(|(key, _)| *key)
+            .collect();
+        for (client, number) in on_port {
+            self.end_resolution(client, number, Err(ResolutionFailure::NoDevice));
+        }
+    }
+}
