@@ -530,6 +530,7 @@ impl OpenDevice {
             max_ird: *settings.ird.get_ref(),
             max_ord: *settings.ord.get_ref(),
             max_private_data: *settings.private_data.get_ref(),
+            depths_in_private_data: settings.depths_in_private_data,
             fallback_to_rev1: settings.fallback,
             immediate_with_send: settings.immediate_with_send,
             terminate_bit_order: match settings.terminate {

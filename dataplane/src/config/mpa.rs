@@ -68,6 +68,9 @@ pub enum MpaPreset {
     /// Intel X722 and E810: Read preferred to Write, no markers, 63 reads, a retry only after a
     /// reset.
     Intel,
+    /// Windows, with SMB Direct over iWARP: revision 1 with depths in the private data, Read as the only
+    /// ready-to-receive frame, no markers.
+    Windows,
 }
 
 /// `[device.mpa]`, with presets and defaults applied. The defaults suit all known peers except
@@ -105,6 +108,9 @@ pub struct MpaSettings {
     /// side's connection and has sent nothing since; repeated at growing intervals; 0: never. Linux
     /// siw can miss data that arrives right after its MPA reply until more data arrives.
     pub wake_silent_peer_ms: u32,
+    /// In revision 1, exchange IRD and ORD in the first eight octets of the private data, and start with
+    /// a zero-length Read ([MS-SMBD] section 6.1). The rest of the private data is the application's.
+    pub depths_in_private_data: bool,
     /// Retry with revision 1 when a peer resets a request of revision 2 (RFC 6581, section 10).
     pub fallback: bool,
     /// Milliseconds to wait for an MPA request after the TCP connection is established.
@@ -133,6 +139,7 @@ struct MpaTable {
     first_msn: Option<u32>,
     receive_wait_ms: Option<u32>,
     wake_silent_peer_ms: Option<u32>,
+    depths_in_private_data: Option<bool>,
     fallback: Option<bool>,
     request_timeout_ms: Option<u32>,
     reply_timeout_ms: Option<u32>,
@@ -162,6 +169,7 @@ impl MpaSettings {
             first_msn: 1,
             receive_wait_ms: 0,
             wake_silent_peer_ms: 0,
+            depths_in_private_data: false,
             fallback: true,
             request_timeout_ms: 5_000,
             reply_timeout_ms: 10_000,
@@ -191,6 +199,14 @@ impl MpaSettings {
                 rtr: vec![RtrName::Read, RtrName::Write],
                 ird: at(64),
                 ord: at(63),
+                ..plain
+            },
+            Some(MpaPreset::Windows) => MpaSettings {
+                revision: Spanned::new(0..0, 1),
+                markers: MarkersName::Never,
+                immediate_with_send: false,
+                rtr: vec![RtrName::Read],
+                depths_in_private_data: true,
                 ..plain
             },
         }
@@ -244,6 +260,9 @@ impl From<MpaTable> for MpaSettings {
             wake_silent_peer_ms: file
                 .wake_silent_peer_ms
                 .unwrap_or(preset.wake_silent_peer_ms),
+            depths_in_private_data: file
+                .depths_in_private_data
+                .unwrap_or(preset.depths_in_private_data),
             fallback: file.fallback.unwrap_or(preset.fallback),
             request_timeout_ms: file.request_timeout_ms.unwrap_or(preset.request_timeout_ms),
             reply_timeout_ms: file.reply_timeout_ms.unwrap_or(preset.reply_timeout_ms),
@@ -273,6 +292,8 @@ mod tests {
         );
         let s = parse("preset = \"intel\"").unwrap();
         assert_eq!(s.rtr, [RtrName::Read, RtrName::Write]);
+        let s = parse("preset = \"windows\"").unwrap();
+        assert!(s.depths_in_private_data && *s.revision.get_ref() == 1);
         assert_eq!(parse("").unwrap().markers, MarkersName::Accept);
     }
 

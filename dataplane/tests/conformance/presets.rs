@@ -139,6 +139,96 @@ fn with_the_intel_preset_a_reply_keeps_a_and_names_one_kind_in_one_segment() {
     assert_eq!(n, 20 + 4 + 400, "the request lies in one segment");
 }
 
+/// [MS-SMBD] section 6.1: revision 1, IRD and ORD as the first eight octets of the private data.
+#[test]
+fn with_the_windows_preset_depths_are_in_the_private_data_of_revision_1() {
+    skip_if!(lacks_network());
+    let b = Initiator::with(&preset("windows"));
+    b.connect(&ConnectOptions {
+        private_data: b"hello",
+        ird: 16,
+        ord: 8,
+        ..Default::default()
+    });
+    let mut peer = Peer::accept(&b.listener);
+    let (flags, rev, data) = peer.take_mpa(b"MPA ID Req Frame");
+    assert_eq!((flags, rev), (C, 1));
+    assert_eq!(data, b"\0\0\0\x10\0\0\0\x08hello");
+    peer.send(&reply(C, 1, b"\0\0\0\x04\0\0\0\x20welcome"));
+    let info = b.established();
+    assert_eq!((info.ird, info.ord), (32, 4));
+    assert_eq!(info.private_data, b"welcome");
+    let rtr = peer.take_fpdu();
+    assert_eq!(
+        (&rtr[..2], rtr.len()),
+        (&[0x41, 0x41][..], 46),
+        "a zero-length Read"
+    );
+
+    let b = Responder::with(&preset("windows"));
+    let mut peer = b.peer();
+    peer.send(&request(C, 1, b"\0\0\0\x04\0\0\0\x20hello"));
+    let info = b.accept(b"welcome");
+    assert_eq!((info.ird, info.ord), (32, 4));
+    assert_eq!(info.private_data, b"hello");
+    let (flags, rev, data) = peer.take_mpa(b"MPA ID Rep Frame");
+    assert_eq!((flags, rev), (C, 1));
+    assert_eq!(data, b"\0\0\0\x20\0\0\0\x04welcome");
+    b.established();
+    // Not a Windows peer.
+    let mut peer = b.peer();
+    peer.send(&request(C, 1, b"hello"));
+    let (flags, rev, data) = peer.take_mpa(b"MPA ID Rep Frame");
+    assert_eq!((flags, rev, data), (R | C, 1, Vec::new()));
+}
+
+#[test]
+fn two_devices_with_the_windows_preset_exchange_data() {
+    let config = LOOPBACK.replace("pair =", "mpa.preset = \"windows\"\npair =");
+    let d = Daemon::start(&config, &[]);
+    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let smb_direct: SocketAddr = "10.77.0.2:5445".parse().unwrap();
+    let listener = CmListener::new(&b.cm, None, smb_direct, 8, 0).unwrap();
+    let options = ConnectOptions {
+        private_data: &[7; 504],
+        ird: 4,
+        ord: 32,
+        ..Default::default()
+    };
+    a.qp.connect(&a.cm, listener.local_addr(), &options)
+        .unwrap();
+    let CmEvent::ConnectRequest(request) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
+        panic!("no request")
+    };
+    let asked = request.connection_info().clone();
+    assert_eq!(asked.private_data, [7; 504]);
+    assert_eq!((asked.ird, asked.ord, asked.mpa_rev), (32, 4, 0));
+    let answer = ConnectOptions {
+        private_data: b"welcome",
+        ird: 16,
+        ord: 16,
+        ..Default::default()
+    };
+    request.accept(&b.qp, None, &answer).unwrap();
+    let established = |end: &End| match end.cm.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::Established(info) => info,
+        other => panic!("{other:?}"),
+    };
+    let (initiator, responder) = (established(&a), established(&b));
+    assert_eq!(initiator.private_data, b"welcome");
+    assert_eq!(
+        (initiator.ird, initiator.ord, initiator.mpa_rev),
+        (16, 32, 1)
+    );
+    assert_eq!(
+        (responder.ird, responder.ord, responder.mpa_rev),
+        (32, 4, 1)
+    );
+    // The responder may send first, after the Read that the initiator starts with.
+    ping(&b, &a);
+    ping(&a, &b);
+}
+
 #[test]
 fn a_device_without_fallback_asks_once() {
     skip_if!(lacks_network());

@@ -145,6 +145,9 @@ pub struct MpaConfig {
     pub max_ord: u16,
     /// Maximum of private data that is accepted from a peer, in bytes; RFC 5044 allows 512.
     pub max_private_data: u16,
+    /// Exchange IRD and ORD in revision 1, in the first octets of the private data, and start with a
+    /// zero-length Read, as Windows does ([MS-SMBD] section 6.1).
+    pub depths_in_private_data: bool,
     /// Try again with revision 1 when the peer resets a revision 2 request.
     pub fallback_to_rev1: bool,
     /// Negotiate Immediate Data with Send, a siwd extension to RFC 7306, with peers that support it.
@@ -180,6 +183,7 @@ impl Default for MpaConfig {
             max_ird: 128,
             max_ord: 128,
             max_private_data: MAX_PRIVATE_DATA as u16,
+            depths_in_private_data: false,
             fallback_to_rev1: true,
             immediate_with_send: true,
             terminate_bit_order: TerminateBitOrder::Rfc,

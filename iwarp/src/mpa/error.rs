@@ -26,6 +26,11 @@ pub enum MpaError {
     /// S=1 and fewer than four bytes.
     #[error("enhanced MPA frame is too short for its IRD and ORD")]
     EnhancedTooShort,
+    /// Revision 1 without the depths that a Windows peer sends.
+    #[error(
+        "peer's private data does not begin with an IRD and an ORD above zero; it is no Windows peer, see `depths_in_private_data` in [device.mpa]"
+    )]
+    DepthsMissing,
     /// The S flag does not match the request.
     #[error("peer's reply lacks enhanced connection data, or has it unrequested")]
     EnhancedMismatch,

@@ -35,6 +35,8 @@ const MAX_REVISION: u8 = 2;
 const ENHANCED_LEN: usize = 4;
 /// The 14 bits of IRD or ORD in its 16-bit word.
 const DEPTH_MASK: u16 = 0x3fff;
+/// The largest depth; the next one means "not negotiated".
+const DEPTH_MAX: u16 = DEPTH_MASK - 1;
 /// A flag in the word of IRD, C flag in the word of ORD.
 const HIGH_FLAG: u16 = 0x8000;
 /// B flag in the word of IRD, D flag in the word of ORD.
@@ -87,6 +89,46 @@ impl EnhancedData {
             self.ord & DEPTH_MASK | flag(self.rtr.write, HIGH_FLAG) | flag(self.rtr.read, LOW_FLAG);
         let (ird, ord) = (ird.to_be_bytes(), ord.to_be_bytes());
         [ird[0], ird[1], ord[0], ord[1]]
+    }
+}
+
+/// IRD and ORD in front of the private data of a frame of revision 1, as Windows sends them ([MS-SMBD]
+/// section 6.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PrivateDepths {
+    /// Inbound Reads that the sender of the frame can hold.
+    pub(super) ird: u16,
+    /// Outbound Reads that the sender of the frame issues.
+    pub(super) ord: u16,
+}
+
+impl PrivateDepths {
+    /// Octets of the two words.
+    const LEN: usize = 8;
+
+    /// Takes the depths from the start of private data. Depths beyond those of revision 2 are reduced to
+    /// them.
+    pub(super) fn take_from(private_data: &mut Vec<u8>) -> Result<Self, MpaError> {
+        let octets: [u8; Self::LEN] = *private_data.first_chunk().ok_or(MpaError::DepthsMissing)?;
+        let [ird, ord] = [0, 4].map(|at| {
+            let word = [octets[at], octets[at + 1], octets[at + 2], octets[at + 3]];
+            u32::from_be_bytes(word).min(u32::from(DEPTH_MAX)) as u16
+        });
+        if ird == 0 || ord == 0 {
+            return Err(MpaError::DepthsMissing);
+        }
+        private_data.drain(..Self::LEN);
+        Ok(Self { ird, ord })
+    }
+
+    /// Puts the depths, at least 1, in front of private data.
+    pub(super) fn prepend_to(self, private_data: &[u8]) -> Vec<u8> {
+        let mut octets = Vec::with_capacity(Self::LEN + private_data.len());
+        for depth in [self.ird, self.ord] {
+            octets.extend_from_slice(&u32::from(depth.max(1)).to_be_bytes());
+        }
+        octets.extend_from_slice(private_data);
+        octets
     }
 }
 

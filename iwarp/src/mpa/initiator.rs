@@ -2,7 +2,7 @@
 
 use super::{
     DEPTH_UNNEGOTIATED, EnhancedData, MarkerPolicy, MpaConfig, MpaCrcPolicy, MpaError, MpaFrame,
-    MpaFrameKind, NegotiatedParameters, RtrKinds,
+    MpaFrameKind, NegotiatedParameters, PrivateDepths, RtrKind, RtrKinds,
 };
 use crate::rdmap::terminate;
 use crate::stream::RxStream;
@@ -42,10 +42,15 @@ pub struct MpaInitiator {
     request: Box<[u8]>,
 }
 
+/// True if the frames of this revision have depths in their private data.
+fn has_private_depths(config: &MpaConfig) -> bool {
+    config.depths_in_private_data && config.revision == 1
+}
+
 impl MpaInitiator {
     /// Prepares the request. `ird` and `ord` are the consumer's values; they are limited to the
-    /// device's maxima. Fails when the private data does not fit (508 bytes with revision 2, else
-    /// 512).
+    /// device's maxima. Fails when the private data does not fit (508 bytes with revision 2, 504 with
+    /// depths in the private data, else 512).
     pub fn new(
         config: &MpaConfig,
         ird: u16,
@@ -70,6 +75,7 @@ impl MpaInitiator {
             ird,
             ord,
         });
+        let depths = has_private_depths(config).then_some(PrivateDepths { ird, ord });
         let request = MpaFrame {
             kind: MpaFrameKind::Request,
             markers: config.markers == MarkerPolicy::Request,
@@ -78,7 +84,10 @@ impl MpaInitiator {
             joins_immediate: config.immediate_with_send && config.revision == 2,
             revision: config.revision,
             enhanced,
-            private_data: private_data.to_vec(),
+            private_data: match depths {
+                Some(depths) => depths.prepend_to(private_data),
+                None => private_data.to_vec(),
+            },
         }
         .encode()?;
         Ok(Self {
@@ -120,12 +129,12 @@ impl MpaInitiator {
 
     /// Reads the reply, once it is complete.
     pub fn on_stream(&mut self, rx: &mut impl RxStream) -> InitiatorStep {
-        let frame = match MpaFrame::read_from(rx, self.config.max_private_data) {
+        let mut frame = match MpaFrame::read_from(rx, self.config.max_private_data) {
             Ok(None) => return InitiatorStep::NeedMore,
             Ok(Some(frame)) => frame,
             Err(error) => return InitiatorStep::Failed { error, send: None },
         };
-        match self.negotiate(&frame, rx.available()) {
+        match self.negotiate(&mut frame, rx.available()) {
             Ok(negotiated) => InitiatorStep::Accepted {
                 negotiated,
                 private_data: frame.private_data,
@@ -153,10 +162,10 @@ impl MpaInitiator {
         reply.crc || self.config.crc.requests_crc()
     }
 
-    /// `Err(None)`: the peer's consumer rejected the connection.
+    /// Takes the peer's depths from its reply. `Err(None)`: the peer's consumer rejected the connection.
     fn negotiate(
         &self,
-        reply: &MpaFrame,
+        reply: &mut MpaFrame,
         trailing: usize,
     ) -> Result<NegotiatedParameters, Option<MpaError>> {
         if reply.kind == MpaFrameKind::Request {
@@ -179,6 +188,14 @@ impl MpaInitiator {
         };
         match reply.enhanced {
             Some(enhanced) => self.negotiate_enhanced(&mut negotiated, enhanced)?,
+            None if has_private_depths(&self.config) => {
+                let peer = PrivateDepths::take_from(&mut reply.private_data)?;
+                negotiated.ord = negotiated.ord.min(peer.ird);
+                // A peer may announce more than it is going to use.
+                negotiated.ird = negotiated.ird.max(peer.ord.min(self.config.max_ird)).max(1);
+                let starts_with_read = self.config.peer_to_peer && self.config.rtr_kinds.read;
+                negotiated.rtr = starts_with_read.then_some(RtrKind::Read);
+            }
             // Revision 1 negotiates no depth: hold as many Reads as the device can.
             None => negotiated.ird = self.config.max_ird.max(1),
         }

@@ -25,6 +25,7 @@ mod responder;
 
 pub use config::{MarkerPolicy, MpaConfig, MpaCrcPolicy, OutOfOrderPolicy, RtrKind, RtrKinds};
 pub use error::MpaError;
+use frame::PrivateDepths;
 pub use frame::{EnhancedData, MAX_PRIVATE_DATA, MPA_HEADER_LEN, MpaFrame, MpaFrameKind};
 pub use initiator::{InitiatorStep, MpaInitiator};
 pub use responder::{ConnectRequest, MpaResponder, ResponderStep};

@@ -3,7 +3,7 @@
 
 use super::{
     DEPTH_UNNEGOTIATED, EnhancedData, MarkerPolicy, MpaConfig, MpaError, MpaFrame, MpaFrameKind,
-    NegotiatedParameters, RtrKind, RtrKinds,
+    NegotiatedParameters, PrivateDepths, RtrKind, RtrKinds,
 };
 use crate::stream::RxStream;
 
@@ -42,6 +42,8 @@ pub struct ConnectRequest {
 pub struct MpaResponder {
     config: MpaConfig,
     request: Option<MpaFrame>,
+    /// Depths in the private data of the request.
+    private_depths: Option<PrivateDepths>,
 }
 
 impl MpaResponder {
@@ -50,6 +52,7 @@ impl MpaResponder {
         Self {
             config: config.clone(),
             request: None,
+            private_depths: None,
         }
     }
 
@@ -69,7 +72,7 @@ impl MpaResponder {
                 ResponderStep::NeedMore
             };
         }
-        let frame = match MpaFrame::read_from(rx, self.config.max_private_data) {
+        let mut frame = match MpaFrame::read_from(rx, self.config.max_private_data) {
             Ok(None) => return ResponderStep::NeedMore,
             Ok(Some(frame)) => frame,
             Err(error) => return failed(error),
@@ -83,33 +86,46 @@ impl MpaResponder {
         if rx.available() > 0 {
             return failed(MpaError::TrailingBytes);
         }
-        if let Some(error) = self.find_refusal(&frame) {
+        if let Err(error) = self.check_demands(&mut frame) {
             let enhanced = self.refusal_data(&frame, error);
             let send = self.encode_reply(&frame, true, enhanced, &[]).ok();
             return ResponderStep::Failed { error, send };
         }
         let known_depth = |depth: u16| (depth != DEPTH_UNNEGOTIATED).then_some(depth);
+        let private = self.private_depths;
+        let (ird, ord) = match frame.enhanced {
+            Some(peer) => (known_depth(peer.ird), known_depth(peer.ord)),
+            None => (private.map(|peer| peer.ird), private.map(|peer| peer.ord)),
+        };
         let request = ConnectRequest {
             private_data: frame.private_data.clone(),
             revision: frame.revision,
-            peer_ird: frame.enhanced.and_then(|peer| known_depth(peer.ird)),
-            peer_ord: frame.enhanced.and_then(|peer| known_depth(peer.ord)),
+            peer_ird: ird,
+            peer_ord: ord,
         };
         self.request = Some(frame);
         ResponderStep::Request(request)
     }
 
-    /// Finds a demand in a well-formed request that this device does not support.
-    fn find_refusal(&self, request: &MpaFrame) -> Option<MpaError> {
+    /// Takes the depths from the private data of a well-formed request of revision 1, if the device is
+    /// configured so.
+    ///
+    /// # Errors
+    /// The request demands what this device does not support, or lacks the depths.
+    fn check_demands(&mut self, request: &mut MpaFrame) -> Result<(), MpaError> {
         if request.markers && self.config.markers == MarkerPolicy::Never {
-            return Some(MpaError::MarkersUnsupported);
+            return Err(MpaError::MarkersUnsupported);
         }
-        match request.enhanced {
-            Some(peer) if peer.peer_to_peer && self.acceptable_rtr(peer).is_empty() => {
-                Some(MpaError::NoRtr)
-            }
-            _ => None,
+        if let Some(peer) = request.enhanced
+            && peer.peer_to_peer
+            && self.acceptable_rtr(peer).is_empty()
+        {
+            return Err(MpaError::NoRtr);
         }
+        if self.config.depths_in_private_data && request.revision == 1 {
+            self.private_depths = Some(PrivateDepths::take_from(&mut request.private_data)?);
+        }
+        Ok(())
     }
 
     /// Accepts the connection with the consumer's IRD and ORD. Returns the reply frame and the
@@ -135,16 +151,39 @@ impl MpaResponder {
         let enhanced = match request.enhanced {
             Some(peer) => Some(self.negotiate_enhanced(&mut negotiated, peer)),
             None => {
-                // Revision 1 negotiates no depth: hold as many Reads as the device can.
-                negotiated.ird = self.config.max_ird;
+                match self.private_depths {
+                    Some(peer) => self.agree_on_depths(&mut negotiated, peer.ird, peer.ord),
+                    // Revision 1 negotiates no depth: hold as many Reads as the device can.
+                    None => negotiated.ird = self.config.max_ird,
+                }
                 None
             }
         };
         // A revision 1 peer in peer-to-peer mode starts with a zero-length Read (PROTOCOL.md section
         // 7.2).
         negotiated.ird = negotiated.ird.max(1);
-        let reply = self.encode_reply(request, false, enhanced, private_data)?;
+        let private_data = match self.private_depths {
+            Some(_) => PrivateDepths {
+                ird: negotiated.ird,
+                ord: negotiated.ord,
+            }
+            .prepend_to(private_data),
+            None => private_data.to_vec(),
+        };
+        let reply = self.encode_reply(request, false, enhanced, &private_data)?;
         Ok((reply, negotiated))
+    }
+
+    /// Adapts the depths to those that the initiator announced.
+    fn agree_on_depths(&self, negotiated: &mut NegotiatedParameters, peer_ird: u16, peer_ord: u16) {
+        if peer_ord != DEPTH_UNNEGOTIATED {
+            // As much as the initiator wants, within the device's limit, and never less than the
+            // consumer asked for.
+            negotiated.ird = negotiated.ird.max(peer_ord.min(self.config.max_ird));
+        }
+        if peer_ird != DEPTH_UNNEGOTIATED {
+            negotiated.ord = negotiated.ord.min(peer_ird);
+        }
     }
 
     /// Negotiates depths and the ready-to-receive message. Returns the enhanced data for the reply.
@@ -156,14 +195,7 @@ impl MpaResponder {
         if peer.peer_to_peer {
             negotiated.rtr = self.acceptable_rtr(peer).choose();
         }
-        if peer.ord != DEPTH_UNNEGOTIATED {
-            // As much as the initiator wants, within the device's limit, and never less than the
-            // consumer asked for.
-            negotiated.ird = negotiated.ird.max(peer.ord.min(self.config.max_ird));
-        }
-        if peer.ird != DEPTH_UNNEGOTIATED {
-            negotiated.ord = negotiated.ord.min(peer.ird);
-        }
+        self.agree_on_depths(negotiated, peer.ird, peer.ord);
         if negotiated.rtr == Some(RtrKind::Read) {
             negotiated.ird = negotiated.ird.max(1);
         }

@@ -636,3 +636,85 @@ mod random {
         }
     }
 }
+
+/// The settings for Windows peers.
+fn windows() -> MpaConfig {
+    MpaConfig {
+        revision: 1,
+        markers: MarkerPolicy::Never,
+        rtr_kinds: RtrKinds::from_kind(RtrKind::Read),
+        depths_in_private_data: true,
+        ..cfg()
+    }
+}
+
+/// [MS-SMBD] section 6.1.
+#[test]
+fn depths_of_windows_are_exchanged_in_the_private_data_of_revision_1() {
+    // IRD, ORD of the initiator, then of the responder.
+    for (depths, ird, ord) in [
+        ([8, 4, 16, 16], [8, 16], [4, 8]),
+        ([8, 16, 2, 1], [8, 16], [16, 1]),
+        // Depths of zero are announced as one, so that the peer may start with a Read.
+        ([0, 0, 0, 0], [1, 1], [0, 0]),
+    ] {
+        let (step, reply, responder) = connect(&windows(), &windows(), depths);
+        let (initiator, private_data) = accepted(step);
+        assert_eq!(private_data, b"pong");
+        assert_eq!([initiator.ird, responder.ird], ird, "{depths:?}");
+        assert_eq!([initiator.ord, responder.ord], ord, "{depths:?}");
+        assert_eq!(initiator.rtr, Some(RtrKind::Read));
+        assert_eq!((reply[16] & 0x30, reply[17]), (0, 1));
+        let mut told = u32::from(ird[1]).to_be_bytes().to_vec();
+        told.extend(u32::from(ord[1].max(1)).to_be_bytes());
+        assert_eq!(&reply[20..28], told);
+    }
+}
+
+#[test]
+fn depths_of_windows_that_are_missing_or_zero_are_refused() {
+    let full = [0, 0, 0, 1, 0, 0, 0, 1];
+    for data in [&full[..7], &[0; 8], &[0, 0, 0, 1, 0, 0, 0, 0], b""] {
+        let request = frame(REQ, 0x40, 1, data);
+        match MpaResponder::new(&windows()).on_stream(&mut stream(&request)) {
+            ResponderStep::Failed {
+                error: MpaError::DepthsMissing,
+                send: Some(reply),
+            } => assert_eq!(reply[16..20], [0x60, 1, 0, 0], "a rejecting reply"),
+            step => panic!("{data:?}: {step:?}"),
+        }
+        let mut initiator = MpaInitiator::new(&windows(), 1, 1, b"").expect("valid");
+        let step = initiator.on_stream(&mut stream(&frame(REP, 0x40, 1, data)));
+        let expected = InitiatorStep::Failed {
+            error: MpaError::DepthsMissing,
+            send: None,
+        };
+        assert_eq!(step, expected, "{data:?}");
+    }
+    // A refusal has no depths.
+    let mut initiator = MpaInitiator::new(&windows(), 1, 1, b"").expect("valid");
+    let step = initiator.on_stream(&mut stream(&frame(REP, 0x60, 1, b"no")));
+    let private_data = b"no".to_vec();
+    assert_eq!(step, InitiatorStep::Rejected { private_data });
+}
+
+#[test]
+fn depths_of_windows_leave_504_octets_of_private_data() {
+    assert!(MpaInitiator::new(&windows(), 1, 1, &[0; 504]).is_ok());
+    assert!(MpaInitiator::new(&windows(), 1, 1, &[0; 505]).is_err());
+    // A peer may announce more than siwd grants.
+    let mut responder = MpaResponder::new(&windows());
+    let request = frame(REQ, 0x40, 1, &[0, 1, 0, 0, 0xff, 0, 0, 0, 7]);
+    match responder.on_stream(&mut stream(&request)) {
+        ResponderStep::Request(request) => {
+            assert_eq!(
+                (request.peer_ird, request.peer_ord),
+                (Some(0x3ffe), Some(0x3ffe))
+            );
+            assert_eq!(request.private_data, [7]);
+        }
+        step => panic!("{step:?}"),
+    }
+    let (_, negotiated) = responder.accept(4, 4, b"").expect("accepts");
+    assert_eq!((negotiated.ird, negotiated.ord), (16, 4));
+}
