@@ -15,7 +15,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
     self, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects, ListPosition,
     MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PORT_ACTIVE, ProtoError,
-    QueryDevice, QueueRef, ReadStats, RecvError, VERSION,
+    QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, VERSION,
 };
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
@@ -362,6 +362,7 @@ impl Context {
     /// There is no such queue pair, or it is not connected.
     pub fn end_queue_pair(&self, qp_num: u32) -> Result<(), Error> {
         self.operate(OperatorAction::EndQueuePair, qp_num.into(), "")
+            .map(drop)
     }
 
     /// Disconnects a client of the same user, or for an operator of any user, with all its objects.
@@ -370,6 +371,7 @@ impl Context {
     /// There is no such client.
     pub fn end_client(&self, client: u64) -> Result<(), Error> {
         self.operate(OperatorAction::EndClient, client, "")
+            .map(drop)
     }
 
     /// Replaces the filter of the daemon's log, such as `info` or `siwd=debug`.
@@ -378,16 +380,48 @@ impl Context {
     /// The filter is invalid, or the caller is not an operator.
     pub fn set_log_filter(&self, filter: &str) -> Result<(), Error> {
         self.operate(OperatorAction::SetLogFilter, 0, filter)
+            .map(drop)
     }
 
-    fn operate(&self, action: OperatorAction, target: u64, text: &str) -> Result<(), Error> {
+    /// Has the daemon read its configuration again, and returns the outcome as JSON: the settings
+    /// `applied` and those that need a `restart`, or the `error` because of which nothing has changed.
+    ///
+    /// # Errors
+    /// The caller is not an operator.
+    pub fn reload_configuration(&self) -> Result<String, Error> {
+        self.operate(OperatorAction::Reload, 0, "")
+    }
+
+    /// Captures the frames that the request selects. Returns the number of the capture, and a stream of
+    /// pcapng that ends with the capture, which ends with this context.
+    ///
+    /// # Errors
+    /// The caller is not an operator, or the queue pair, client or device does not exist.
+    pub fn start_capture(&self, request: &StartCapture) -> Result<(u32, OwnedFd), Error> {
+        let (reply, fds) = self.0.call_daemon(request)?;
+        let stream = fds.into_iter().next();
+        Ok((reply.id, stream.ok_or(Error::Proto(ProtoError::MissingFd))?))
+    }
+
+    /// Ends a capture by its number, or with 0 all that were started so.
+    ///
+    /// # Errors
+    /// The caller is not an operator, or there is no such capture.
+    pub fn stop_capture(&self, number: u32) -> Result<(), Error> {
+        self.operate(OperatorAction::StopCapture, number.into(), "")
+            .map(drop)
+    }
+
+    /// Performs an action; returns its outcome.
+    fn operate(&self, action: OperatorAction, target: u64, text: &str) -> Result<String, Error> {
         let request = Operate {
             action: action as u32,
             reserved: 0,
             target,
             text: control::Text::new(text),
         };
-        self.0.call_daemon(&request).map(|_| ())
+        let (reply, _) = self.0.call_daemon(&request)?;
+        Ok(reply.to_text())
     }
 }
 

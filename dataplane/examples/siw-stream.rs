@@ -225,12 +225,8 @@ fn load_config(args: &Args) -> Result<Config, Box<dyn Error>> {
         }
     };
     if let Some(file) = &args.capture {
-        config.capture = Some(CaptureConfig {
-            file: file.clone(),
-            limit: config
-                .capture
-                .map_or(ByteSize(256 << 20), |capture| capture.limit),
-        });
+        let limit = config.capture.map(|capture| capture.limit);
+        config.capture = Some(CaptureConfig::new(file.clone(), limit));
     }
     Ok(config)
 }

@@ -9,10 +9,12 @@ mod process;
 mod tcp;
 mod values;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use toml::Spanned;
 
 pub use device::{
@@ -66,7 +68,7 @@ pub enum ConfigError {
 }
 
 /// The whole configuration file.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// One entry per NIC.
@@ -88,7 +90,66 @@ pub struct Config {
     pub capture: Option<CaptureConfig>,
 }
 
+/// Configuration of the embedded loopback.
+const EMBEDDED: &str = include_str!("../../config/loopback.toml");
+
+/// Source of a configuration: a file, or the embedded loopback, and the settings of the command line
+/// that take precedence.
+#[derive(Debug, Clone, Default)]
+pub struct ConfigSource {
+    /// The file; absent: the embedded loopback.
+    pub file: Option<PathBuf>,
+    /// `--socket`
+    pub socket: Option<PathBuf>,
+    /// `--capture`
+    pub capture: Option<PathBuf>,
+}
+
+impl ConfigSource {
+    /// Reads and checks the configuration.
+    ///
+    /// # Errors
+    /// As [`Config::load_file`].
+    pub fn load(&self) -> Result<Config, ConfigError> {
+        let mut config = match &self.file {
+            Some(path) => Config::load_file(path)?,
+            None => Config::parse_text(self.name().as_ref(), EMBEDDED)?,
+        };
+        if let Some(socket) = &self.socket {
+            config.control.socket = socket.clone();
+        }
+        if let Some(file) = &self.capture {
+            let limit = config.capture.map(|capture| capture.limit);
+            config.capture = Some(CaptureConfig::new(file.clone(), limit));
+        }
+        Ok(config)
+    }
+
+    /// Name for messages.
+    pub fn name(&self) -> String {
+        let file = self.file.as_ref().map(|path| path.display().to_string());
+        file.unwrap_or_else(|| "(embedded loopback)".to_owned())
+    }
+}
+
 impl Config {
+    /// Effective values by key, such as `limits.clients` or `device.siw0.tcp.ecn`.
+    pub fn settings(&self) -> BTreeMap<String, Value> {
+        let mut settings = BTreeMap::new();
+        let mut tables = serde_json::to_value(self).unwrap_or_default();
+        let devices = tables["device"].take();
+        for device in devices.as_array().into_iter().flatten() {
+            let name = device["name"].as_str().unwrap_or_default();
+            add_settings(&mut settings, &format!("device.{name}"), device);
+        }
+        for (table, value) in tables.as_object().into_iter().flatten() {
+            if table != "device" {
+                add_settings(&mut settings, table, value);
+            }
+        }
+        settings
+    }
+
     /// Reads and checks a file.
     ///
     /// # Errors
@@ -253,6 +314,20 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+/// Adds the settings of a table and its sub-tables.
+fn add_settings(settings: &mut BTreeMap<String, Value>, key: &str, value: &Value) {
+    match value {
+        Value::Object(table) => {
+            for (name, value) in table {
+                add_settings(settings, &format!("{key}.{name}"), value);
+            }
+        }
+        value => {
+            settings.insert(key.to_owned(), value.clone());
+        }
     }
 }
 

@@ -17,13 +17,13 @@ use siw_memory::KeyTable;
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::{SharedMemory, WorkerPage};
 
-use crate::capture::Capture;
-use crate::config::Config;
-use crate::control::heap::heap_of_one;
+use crate::capture::{Capture, CaptureTaps};
+use crate::config::ConfigSource;
+use crate::control::captures::Captures;
 use crate::control::host_routes::RouteFollower;
 use crate::control::links::WatchedPort;
 use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
-use crate::control::quotas::QuotaLimits;
+use crate::control::reload::Configuration;
 use crate::control::socket::BoundSocket;
 use crate::control::{ControlParts, ControlThread, MapArena};
 use crate::datapath::inbox::WorkerInbox;
@@ -58,12 +58,13 @@ const MAILBOX_CAPACITY: usize = 4096;
 /// Packet buffers that DPDK keeps for each registered thread.
 const POOL_CACHE: u32 = 256;
 
-/// Runs the daemon until SIGTERM or SIGINT. SIGHUP is logged and changes nothing, because the
-/// configuration is read only at the start. A panic of any thread ends the process.
+/// Runs the daemon until SIGTERM or SIGINT. SIGHUP reloads the configuration. A panic of any thread
+/// ends the process.
 ///
 /// # Errors
-/// A resource is missing; the error names the command that provides it, and the host is unchanged.
-pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
+/// The configuration has a mistake, or a resource is missing; the error names the command that provides it, and the host is unchanged.
+pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
+    let config = source.load()?;
     host::end_process_on_panic();
     host::set_own_umask();
     host::keep_payload_out_of_dumps();
@@ -88,7 +89,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let capture = config
         .capture
         .as_ref()
-        .map(|capture_config| Capture::start_writing(capture_config, &names))
+        .map(|capture_config| Capture::into_file(capture_config, &names))
         .transpose()?;
 
     let channels = WorkerChannels::new(&prepared)?;
@@ -111,27 +112,22 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let arena_readers = arena_readers(&devices);
     let nic_arenas = (!arena_readers.is_empty()).then(dpdk::external_regions_left);
     let summary = ready_line(&prepared, dpdk.hugepages, json);
+    let capacity = host::client_capacity(
+        file_limit,
+        prepared.key_slots(),
+        prepared.cores.len(),
+        nic_arenas,
+    );
     let parts = ControlParts {
         socket,
         signals,
         watchdog: host::watchdog_interval(),
         wake: channels.control_wake,
         asleep: channels.control_asleep,
-        limits: config.limits.clone(),
-        quotas: QuotaLimits::new(
-            &config.limits,
-            &host::client_capacity(
-                file_limit,
-                prepared.key_slots(),
-                prepared.cores.len(),
-                nic_arenas,
-            ),
-            heap_of_one,
-        ),
+        configuration: Configuration::new(source, config.clone(), capacity),
+        captures: Captures::new(names, capture.as_ref().map(|capture| capture.tap().clone())),
         operators,
         subordinates: SubordinateUsers::read_file(SUBORDINATE_UIDS.as_ref()),
-        process_memory: config.control.process_memory,
-        hello_timeout: Duration::from_millis(config.control.hello_timeout_ms.into()),
         devices: devices.iter().map(OpenDevice::client_view).collect(),
         watched_ports,
         host_routes,
@@ -266,6 +262,7 @@ fn start_workers(
         .iter()
         .map(|mailbox| mailbox.inbox.clone())
         .collect();
+    let captures = CaptureTaps::new(capture.map(|capture| capture.tap().clone()));
     let mut threads = Vec::new();
     for (index, core) in prepared.cores.iter().copied().enumerate() {
         let sleeping = channels.page.sleep_flag(index as u32);
@@ -277,7 +274,7 @@ fn start_workers(
             .enumerate()
             .filter_map(|(device_index, device)| {
                 let mut worker_port = device.worker_port(device_index, index, &stack_config)?;
-                worker_port.tap = capture.map(Capture::new_handle);
+                worker_port.captures = captures.clone();
                 Some(worker_port)
             })
             .collect();

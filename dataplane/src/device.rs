@@ -485,7 +485,7 @@ impl OpenDevice {
             mpa: self.mpa_config(),
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
             link: self.link,
-            tap: None,
+            captures: None,
             host: self.host.as_ref().map(|host| host.queue.clone()),
         })
     }

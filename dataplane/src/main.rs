@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use siwd::config::{ByteSize, CaptureConfig, Config, SocketPathError, check_socket_path};
+use siwd::config::{Config, ConfigSource, SocketPathError, check_socket_path};
 use siwd::prepared::Prepared;
 
 /// Keeps the state of each queue pair together, in huge pages if the host provides them, and returns
@@ -65,8 +65,6 @@ enum DaemonCommand {
     },
 }
 
-const EMBEDDED: &str = include_str!("../../config/loopback.toml");
-
 fn main() -> ExitCode {
     let args = DaemonArgs::parse();
     if let Err(error) = siwd::host::log_to_stderr(&args.log) {
@@ -80,13 +78,10 @@ fn main() -> ExitCode {
     let outcome = if args.check {
         run_check(&args)
     } else {
-        load_config(&args)
-            .and_then(|config| {
-                siwd::daemon::run_daemon(config, args.json).map_err(|error| error.to_string())
-            })
+        siwd::daemon::run_daemon(config_source(&args), args.json)
             .map(|()| 0)
-            .unwrap_or_else(|message| {
-                eprintln!("siwd: {message}");
+            .unwrap_or_else(|error| {
+                eprintln!("siwd: {error}");
                 FILE_ERROR
             })
     };
@@ -104,25 +99,13 @@ fn parse_socket(text: &str) -> Result<PathBuf, SocketPathError> {
     check_socket_path(&path).map(|()| path)
 }
 
-/// The configuration with the settings of the command line.
-fn load_config(args: &DaemonArgs) -> Result<Config, String> {
-    let mut config = match &args.config {
-        Some(path) => Config::load_file(path),
-        None => Config::parse_text("(embedded loopback)".as_ref(), EMBEDDED),
+/// Source of the configuration that the command line names.
+fn config_source(args: &DaemonArgs) -> ConfigSource {
+    ConfigSource {
+        file: args.config.clone(),
+        socket: args.socket.clone(),
+        capture: args.capture.clone(),
     }
-    .map_err(|error| error.to_string())?;
-    if let Some(socket) = &args.socket {
-        config.control.socket = socket.clone();
-    }
-    if let Some(file) = &args.capture {
-        config.capture = Some(CaptureConfig {
-            file: file.clone(),
-            limit: config
-                .capture
-                .map_or(ByteSize(256 << 20), |capture| capture.limit),
-        });
-    }
-    Ok(config)
 }
 
 /// Names of the offloads that each device requests.
@@ -139,7 +122,9 @@ fn asked_offloads(config: &Config) -> Result<BTreeMap<String, Vec<&'static str>>
 
 /// Checks the file, then this machine; returns the exit status.
 fn run_check(args: &DaemonArgs) -> i32 {
-    let loaded = load_config(args).and_then(|config| {
+    let source = config_source(args);
+    let loaded = source.load().map_err(|error| error.to_string());
+    let loaded = loaded.and_then(|config| {
         let asked = asked_offloads(&config)?;
         Ok((config, asked))
     });
@@ -176,10 +161,7 @@ fn run_check(args: &DaemonArgs) -> i32 {
     if errors.is_empty() {
         errors.extend(rehearse_start());
     }
-    let name = args.config.as_ref().map_or_else(
-        || "(embedded loopback)".into(),
-        |path| path.display().to_string(),
-    );
+    let name = source.name();
     for warning in &report.warnings {
         tracing::warn!("{warning}");
     }

@@ -1,11 +1,15 @@
 //! Reasons why the daemon cannot start.
 
 use crate::capture::CaptureError;
+use crate::config::ConfigError;
 use crate::host::HostError;
 
 /// The daemon cannot start or cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The configuration cannot be read, or has a mistake.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The host lacks a core, or another daemon has it.
     #[error(transparent)]
     Host(#[from] HostError),

@@ -25,7 +25,7 @@ pub enum CrcSetting {
 }
 
 /// TCP checksum computation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChecksumPolicy {
     /// By the port if it can. On the embedded pair checksums are left out, because its frames never
@@ -36,7 +36,7 @@ pub enum ChecksumPolicy {
 }
 
 /// TCP segmentation offload (TSO) by the port; a pair carries super-segments unsegmented.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TsoPolicy {
     /// If the port supports it.
@@ -48,7 +48,7 @@ pub enum TsoPolicy {
 }
 
 /// Use of the iWARP port mapper.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PortMapPolicy {
     /// Connects ask the peer's mapper, and requests for siwd's listeners are answered.
@@ -59,7 +59,7 @@ pub enum PortMapPolicy {
 }
 
 /// Transmit path of the payload of WRITE and SEND.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TxPayloadPolicy {
     /// The faster way measured for this kind of link, provided that it can never invalidate a CRC:
@@ -73,7 +73,7 @@ pub enum TxPayloadPolicy {
 }
 
 /// Copy mode of an AF_XDP socket between the interface and siwd's packet buffers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum XdpCopySetting {
     /// Zero-copy if the NIC's driver supports it, otherwise copies by the kernel.
@@ -95,7 +95,7 @@ const MAX_WIRE_MTU: u16 = 9000;
 const MAX_PAIR_MTU: u16 = u16::MAX;
 
 /// One `[[device]]`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
     /// Verbs device name: siw0.
@@ -205,7 +205,7 @@ fn default_checksum() -> ChecksumPolicy {
 }
 
 /// A route: `{ to = "10.80.0.0/16", via = "10.77.0.254" }`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouteConfig {
     /// Destinations.

@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::CrcSetting;
 
 /// A ready-to-run frame announced to the peer (RFC 6581, section 9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RtrName {
     /// Zero-length Send.
@@ -21,7 +21,7 @@ pub enum RtrName {
 }
 
 /// MPA markers (RFC 5044, section 4.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MarkersName {
     /// A peer that requests them is refused.
@@ -33,7 +33,7 @@ pub enum MarkersName {
 }
 
 /// Out-of-order placement (RFC 5041, section 5.2), of FPDUs with a valid CRC only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OutOfOrderName {
     /// Everything is placed in order.
@@ -47,7 +47,7 @@ pub enum OutOfOrderName {
 }
 
 /// Layout of the first octet of a Terminate (RFC 5040, section 4.8).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TerminateName {
     /// Layer in the high half of the first octet, as the RFC specifies.
@@ -75,7 +75,7 @@ pub enum MpaPreset {
 
 /// `[device.mpa]`, with presets and defaults applied. The defaults suit all known peers except
 /// servers on Linux siw: see [`wake_silent_peer_ms`](Self::wake_silent_peer_ms).
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(from = "MpaTable")]
 pub struct MpaSettings {
     /// Highest MPA revision offered and accepted: 1 or 2.

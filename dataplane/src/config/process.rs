@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::de::{self, Deserializer};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use toml::Spanned;
 
 use super::{ByteSize, FileMode};
@@ -20,7 +21,7 @@ pub enum IdlePolicy {
 }
 
 /// `[workers]`
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkersConfig {
     /// The cores that workers are pinned to, one worker each.
@@ -47,7 +48,7 @@ impl Default for WorkersConfig {
 
 /// `[limits]`: resources of one client, of all clients of a user (uid), and of all clients
 /// together.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {
     /// Clients connected at once.
@@ -178,6 +179,11 @@ fn connections<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Err
 /// Largest connection table of a TCP stack.
 const MAX_CONNECTIONS: u32 = 1 << 24;
 
+/// Writes a path that need not be UTF-8.
+fn path_text<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
+}
+
 /// Path of a Unix socket.
 fn socket_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     let path = PathBuf::deserialize(deserializer)?;
@@ -217,7 +223,7 @@ fn hello_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::E
 /// Users whose registered memory workers may access although its page faults can block: files of the
 /// client, into which it can punch holes, and the rest of its address space, which workers copy with
 /// system calls (FUSE, userfaultfd).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessMemoryPolicy {
     /// None: registration of memory that has to be copied is refused. Files of root and the daemon's own
@@ -230,11 +236,11 @@ pub enum ProcessMemoryPolicy {
 }
 
 /// `[control]`
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ControlSocketConfig {
     /// Path of the Unix socket that clients connect to.
-    #[serde(deserialize_with = "socket_path")]
+    #[serde(deserialize_with = "socket_path", serialize_with = "path_text")]
     pub socket: PathBuf,
     /// Permission bits of the socket, as octal text ("0660").
     pub mode: FileMode,
@@ -248,6 +254,13 @@ pub struct ControlSocketConfig {
     /// Milliseconds after which a connection without a HELLO is closed.
     #[serde(deserialize_with = "hello_timeout")]
     pub hello_timeout_ms: u32,
+}
+
+impl ControlSocketConfig {
+    /// Time after which a connection without a HELLO is closed.
+    pub(crate) fn hello_timeout(&self) -> Duration {
+        Duration::from_millis(self.hello_timeout_ms.into())
+    }
 }
 
 impl Default for ControlSocketConfig {
@@ -264,7 +277,7 @@ impl Default for ControlSocketConfig {
 }
 
 /// Use of hugepages for the daemon's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HugepagePolicy {
     /// Use them if enough are free, otherwise normal pages with a warning.
@@ -276,7 +289,7 @@ pub enum HugepagePolicy {
 }
 
 /// `[dpdk]`
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DpdkConfig {
     /// Hugepage policy for packet buffers and arenas.
@@ -293,7 +306,7 @@ pub struct DpdkConfig {
 }
 
 /// Addresses that NICs use for DMA.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IovaSetting {
     /// Physical addresses if one of the NICs has no IOMMU, virtual addresses otherwise.
@@ -368,7 +381,7 @@ impl Default for DpdkConfig {
 }
 
 /// DPDK's own log level.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EalLog {
     /// Errors only.
@@ -384,14 +397,25 @@ pub enum EalLog {
 }
 
 /// `[capture]`
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CaptureConfig {
     /// The pcapng file to write (replaced at start).
+    #[serde(serialize_with = "path_text")]
     pub file: PathBuf,
     /// Stop writing after this many bytes.
     #[serde(default = "default_capture_limit")]
     pub limit: ByteSize,
+}
+
+impl CaptureConfig {
+    /// A capture to this file; without a limit, of the default size.
+    pub fn new(file: PathBuf, limit: Option<ByteSize>) -> CaptureConfig {
+        CaptureConfig {
+            file,
+            limit: limit.unwrap_or_else(default_capture_limit),
+        }
+    }
 }
 
 fn default_capture_limit() -> ByteSize {

@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use siw_tcp::{CongestionControl, Keepalive, NeighbourConfig, StackConfig};
 use toml::Spanned;
 
 use super::ByteSize;
 
 /// Congestion control by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CongestionName {
     /// RFC 9438.
@@ -22,7 +22,7 @@ pub enum CongestionName {
 }
 
 /// `[device.tcp]`
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TcpSettings {
     /// Congestion control.
@@ -101,7 +101,7 @@ impl Default for TcpSettings {
 }
 
 /// `[device.neighbours]`: the neighbour table for ARP and NDP.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NeighbourSettings {
     /// Maximum number of entries, resolved or not.

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use serde::Deserialize;
 use serde::de::{self, Deserializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 macro_rules! from_text {
     ($t:ty) => {
@@ -16,8 +16,26 @@ macro_rules! from_text {
                 s.parse().map_err(de::Error::custom)
             }
         }
+
+        impl Serialize for $t {
+            fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                s.collect_str(self)
+            }
+        }
     };
 }
+
+/// Displays names as they are.
+macro_rules! display_text {
+    ($($t:ty),*) => {
+        $(impl fmt::Display for $t {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        })*
+    };
+}
+display_text!(DeviceName, PciAddress, InterfaceName);
 
 /// Text that is not a value of its kind: the text, and an example of the format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -162,6 +180,12 @@ pub struct Cidr {
 }
 from_text!(Cidr);
 
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.addr, self.prefix)
+    }
+}
+
 impl FromStr for Cidr {
     type Err = ValueError;
     fn from_str(text: &str) -> Result<Self, ValueError> {
@@ -188,6 +212,12 @@ impl FromStr for Cidr {
 pub struct PortRange(pub RangeInclusive<u16>);
 from_text!(PortRange);
 
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.0.start(), self.0.end())
+    }
+}
+
 impl PortRange {
     /// Ports above Linux's ephemeral range (`net.ipv4.ip_local_port_range`).
     pub const BEYOND_LINUX: PortRange = PortRange(61_000..=65_535);
@@ -208,7 +238,7 @@ impl FromStr for PortRange {
 }
 
 /// A count of bytes: 4096, "64KiB", "1 GiB".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ByteSize(pub u64);
 
 impl FromStr for ByteSize {
@@ -263,6 +293,12 @@ impl<'de> Deserialize<'de> for ByteSize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileMode(pub u32);
 from_text!(FileMode);
+
+impl fmt::Display for FileMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
 
 impl FromStr for FileMode {
     type Err = ValueError;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::unistd::Gid;
 use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 use siw_shm::{DoorbellConsumer, SharedMemory, WorkerPage, doorbell, wqe};
@@ -23,7 +24,7 @@ use super::replies::{Outcome, Served};
 use super::resources::{Client, Resources};
 use super::shared_receive;
 use super::socket::BoundSocket;
-use crate::config::LimitsConfig;
+use crate::config::{ControlSocketConfig, LimitsConfig};
 use crate::device_view::DeviceView;
 use crate::ids::ClientId;
 use crate::worker::messages::Command;
@@ -105,6 +106,27 @@ impl Acceptor {
                 false
             }
         }
+    }
+
+    /// Changes who may connect and who is an operator, also for the clients that are connected.
+    ///
+    /// # Errors
+    /// The socket's owner or mode cannot be changed.
+    pub fn apply_settings(
+        &mut self,
+        resources: &mut Resources,
+        control: &ControlSocketConfig,
+        group: Option<Gid>,
+        operators: Operators,
+    ) -> Result<(), String> {
+        self.socket.set_permissions(group, control.mode)?;
+        self.hello_timeout = control.hello_timeout();
+        self.operators = operators;
+        for client in resources.clients.values_mut() {
+            let is_operator = self.operators.include(client.peer.uid, client.peer.gid);
+            client.account.set_operator(is_operator);
+        }
+        Ok(())
     }
 
     /// Accepts no further clients: the daemon stops.

@@ -39,7 +39,6 @@ pub(super) fn on_established(
     };
     qp.phase = QpPhase::Attached;
     qp.state = QpState::Rts;
-    qp.end_is_recorded = false;
     qp.ird = negotiated.ird;
     qp.ord = negotiated.ord;
     qp.local = local.into();

@@ -150,6 +150,7 @@ impl Connections {
         let client = context.resources.client_mut(id)?;
         let qp = client.detached_qp(qpn, channel)?;
         qp.phase = QpPhase::Connecting;
+        qp.end_is_recorded = false;
         qp.worker = worker_request.worker();
         qp.device = device;
         qp.waits_for_receives = request.params.waits_for_receives != 0;
@@ -640,6 +641,7 @@ pub(super) fn connect_qp(
     let client = context.resources.client_mut(id)?;
     let qp = client.detached_qp(qpn, channel)?;
     qp.phase = QpPhase::Connecting;
+    qp.end_is_recorded = false;
     qp.worker = worker;
     qp.device = device;
     qp.peer = remote.into();

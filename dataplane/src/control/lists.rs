@@ -15,6 +15,7 @@ use siw_shm::control::QpState;
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::{LIST_TEXT, ListPosition, ListReply, ObjectList};
 
+use super::captures::Captures;
 use super::context::Context;
 use super::ends::address_text;
 use super::listening::{ClientListener, Listeners};
@@ -72,6 +73,7 @@ pub(super) fn list_objects(
     context: &mut Context,
     memory: &Memory,
     listeners: &Listeners,
+    captures: &Captures,
     id: ClientId,
     seq: u32,
     request: &m::ListObjects,
@@ -89,6 +91,10 @@ pub(super) fn list_objects(
             return Ok(ask_worker(context, id, viewer, after));
         }
         ObjectList::Ends => add_ends(&mut page, resources, viewer),
+        ObjectList::Captures => {
+            viewer.require_operator("see captures")?;
+            add_captures(&mut page, captures)
+        }
         ObjectList::Clients => {
             add_of_clients(&mut page, resources, viewer, |client, page, after| {
                 after.is_some() || page.add(at(client, 0), &client_json(client))
@@ -171,9 +177,14 @@ impl Viewer {
         }
     }
 
-    /// Returns true for an operator.
-    pub fn is_operator(self) -> bool {
-        self.is_operator
+    /// Refuses whoever is no operator. `what`: the action, such as "end captures".
+    pub fn require_operator(self, what: &str) -> Result<(), Refusal> {
+        if self.is_operator {
+            return Ok(());
+        }
+        let who = "root, the user of siwd, and the group in [control] operators";
+        let why = format!("only operators can {what}: {who}");
+        Err(Refusal::new(libc::EPERM, why))
     }
 
     /// Returns true if the objects of this user are visible.
@@ -448,6 +459,13 @@ fn add_ends(page: &mut Page, resources: &Resources, viewer: Viewer) -> bool {
         page.reply.next = position;
     }
     true
+}
+
+/// Adds captures. Returns true after the last one.
+fn add_captures(page: &mut Page, captures: &Captures) -> bool {
+    let after = page.reply.next.major;
+    let mut rows = captures.rows().zip(1..).skip(after as usize);
+    rows.all(|(row, major)| page.add(ListPosition { major, minor: 0 }, &row))
 }
 
 /// Asks a worker for its connections from a position on: worker, and slot in its table.

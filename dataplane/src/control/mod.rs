@@ -17,6 +17,7 @@
 //! `Resources::answered` and `Resources::faulty`; the loop acts on it at the end of the event.
 
 mod arena_files;
+pub mod captures;
 mod clients;
 mod cm;
 mod completion_queues;
@@ -45,6 +46,7 @@ mod queue_pairs;
 pub mod quotas;
 mod refusal;
 mod regions;
+pub mod reload;
 mod replies;
 mod reports;
 mod resources;
@@ -69,6 +71,7 @@ use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{AsyncEventKind, CmEventKind, CmEventMessage, RecvError, Request, codec};
 use siw_shm::{WorkerPage, fault_guard};
 
+use self::captures::Captures;
 use self::clients::{Acceptor, TOKEN_LISTENER};
 use self::connections::Connections;
 use self::context::Context;
@@ -83,8 +86,8 @@ use self::operators::Operators;
 use self::outbox::TOKEN_OUTBOX;
 use self::peers::SubordinateUsers;
 use self::pending::DeferredRequest;
-use self::quotas::QuotaLimits;
 use self::refusal::Refusal;
+use self::reload::{Configuration, LoadedConfiguration};
 use self::replies::{Outcome, RequestState, Served};
 use self::reports::{HelperReport, LinkReport};
 use self::resources::Resources;
@@ -93,7 +96,6 @@ use self::statistics::Statistics;
 use self::turn_times::{TurnBudget, TurnTimes};
 use self::watchdog::Watchdog;
 use self::workers::WorkerSet;
-use crate::config::LimitsConfig;
 use crate::device_view::DeviceView;
 use crate::ids::{
     ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
@@ -107,7 +109,7 @@ use crate::worker::messages::{Command, Event};
 pub struct ControlParts {
     /// The control socket.
     pub socket: BoundSocket,
-    /// Delivers SIGTERM and SIGINT, which end the daemon, and SIGHUP, which does not.
+    /// Delivers SIGTERM and SIGINT, which end the daemon, and SIGHUP, which reloads the configuration.
     pub signals: SignalFd,
     /// Watchdog interval of the service manager; `None` without a watchdog.
     pub watchdog: Option<Duration>,
@@ -115,18 +117,14 @@ pub struct ControlParts {
     pub wake: Arc<OwnedFd>,
     /// Set while the control thread sleeps: workers write to `wake` only then.
     pub asleep: Arc<siw_shm::doorbell::SleepFlag>,
-    /// Limits of each client, as reported to its library.
-    pub limits: LimitsConfig,
-    /// Limits of each client, of each user and of all clients together.
-    pub quotas: QuotaLimits,
+    /// The configuration and its source.
+    pub configuration: Configuration,
+    /// The configured capture.
+    pub captures: Captures,
     /// Users that may read the counters of all clients.
     pub operators: Operators,
     /// Users that share the limits of another one.
     pub subordinates: SubordinateUsers,
-    /// Users whose memory workers may copy with system calls.
-    pub process_memory: crate::config::ProcessMemoryPolicy,
-    /// Maximum time from connect to HELLO.
-    pub hello_timeout: Duration,
     /// The devices, in the order of the configuration.
     pub devices: Vec<DeviceView>,
     /// Ports whose links can go down, by device index.
@@ -164,6 +162,8 @@ const EVENTS_PER_TURN: usize = 256;
 pub struct ControlThread {
     /// Dropped first: it removes the path of the control socket.
     acceptor: Acceptor,
+    configuration: Configuration,
+    captures: Captures,
     context: Context,
     memory: Memory,
     connections: Connections,
@@ -202,22 +202,29 @@ impl ControlThread {
         let reporter = helpers.reporter();
         let links = LinkMonitor::start(parts.watched_ports, &parts.devices, reporter, sysfs)?;
         let users = (parts.operators, parts.subordinates);
-        let acceptor = Acceptor::new(&epoll, parts.socket, users, parts.page, parts.hello_timeout)?;
+        let configuration = parts.configuration;
+        let control = &configuration.current().control;
+        let (hello_timeout, process_memory) = (control.hello_timeout(), control.process_memory);
+        let acceptor = Acceptor::new(&epoll, parts.socket, users, parts.page, hello_timeout)?;
+        let quotas = configuration.quotas();
+        let limits = configuration.current().limits.clone();
         Ok(ControlThread {
             context: Context {
-                resources: Resources::new(parts.quotas, parts.limits, parts.hugepages, epoll),
+                resources: Resources::new(quotas, limits, parts.hugepages, epoll),
                 workers: WorkerSet::new(mailboxes),
                 helpers,
                 devices: Devices::new(parts.devices),
                 times: TurnTimes::default(),
             },
             acceptor,
+            configuration,
+            captures: parts.captures,
             memory: Memory {
                 keys: parts.keys,
                 map_arena: parts.map_arena,
                 ports_use_dma: parts.ports_use_dma,
                 sends_by_reference: parts.sends_by_reference,
-                process_memory: parts.process_memory,
+                process_memory,
                 awaiting: Vec::new(),
             },
             connections: Connections::default(),
@@ -332,9 +339,7 @@ impl ControlThread {
     fn on_signal(&mut self) {
         while let Ok(Some(signal)) = self.signals.read_signal() {
             if signal.ssi_signo == Signal::SIGHUP as u32 {
-                tracing::info!(
-                    "SIGHUP: the configuration is not reloaded; restart siwd to apply changes"
-                );
+                self.configuration.begin_reload(&self.context.helpers);
                 continue;
             }
             tracing::info!(signal = signal.ssi_signo, "stopping");
@@ -634,11 +639,19 @@ impl ControlThread {
                 context,
                 &self.memory,
                 &self.connections.listeners,
+                &self.captures,
                 id,
                 seq,
                 request,
             ),
-            Request::Operate(request) => operate::operate(context, id, seq, request),
+            Request::Operate(request) => {
+                let parts = (&mut self.configuration, &mut self.captures);
+                operate::operate(context, parts, id, seq, request)
+            }
+            Request::StartCapture(request) => {
+                let devices = &self.configuration.current().devices;
+                self.captures.start(context, devices, id, seq, request)
+            }
             Request::ReadStats(request) => {
                 statistics::read_statistics(context, id, seq, request.offset)
             }
@@ -708,6 +721,7 @@ impl ControlThread {
 
     /// Removes a client: its objects in the workers first, then its keys and memory.
     fn remove_client(&mut self, id: ClientId, why: &str) {
+        self.captures.end_of_client(&self.context.workers, id);
         self.departures.remove_client(
             &mut self.context,
             &mut self.connections,
@@ -770,13 +784,12 @@ impl ControlThread {
                 private_data,
                 local,
                 remote,
-            } => cm::on_established(
-                &mut context.resources,
-                qpn,
-                &negotiated,
-                &private_data,
-                (local, remote),
-            ),
+            } => {
+                let ends = (local, remote);
+                let resources = &mut context.resources;
+                cm::on_established(resources, qpn, &negotiated, &private_data, ends);
+                self.captures.on_established(context, qpn, ends);
+            }
             Event::ConnectFailed { qpn, failure } => {
                 connections::on_connect_failed(context, qpn, failure)
             }
@@ -915,6 +928,7 @@ impl ControlThread {
                 }
                 HelperReport::HasRoom { uid } => self.context.resources.on_room(uid),
                 HelperReport::Link { device, report } => self.on_link_report(device, &report),
+                HelperReport::ConfigurationRead(loaded) => self.on_configuration_read(loaded),
                 HelperReport::ClientGone { account } => {
                     self.context.resources.ledger.close(account);
                 }
@@ -950,6 +964,20 @@ impl ControlThread {
                     .post_to_all(|| Command::RemovePort { device });
             }
         }
+    }
+
+    /// Applies a configuration that was read again, and answers those who asked for it.
+    fn on_configuration_read(&mut self, loaded: Result<LoadedConfiguration, String>) {
+        let outcome = loaded.and_then(|loaded| {
+            self.configuration.apply(
+                loaded,
+                &mut self.context.resources,
+                &mut self.acceptor,
+                &mut self.memory,
+            )
+        });
+        reload::answer_waiting(&mut self.context.resources, &outcome);
+        self.configuration.end_reload(&self.context.helpers);
     }
 
     /// Answers deregistrations and frees departed clients that no worker can touch any more.

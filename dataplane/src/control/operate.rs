@@ -5,18 +5,29 @@ use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::OperatorAction;
 
+use super::captures::Captures;
 use super::context::Context;
 use super::lists::Viewer;
+use super::pending::PendingReply;
 use super::refusal::Refusal;
-use super::replies::{EMPTY, Outcome, send_reply};
+use super::reload::Configuration;
+use super::replies::{Outcome, Served, send_reply};
 use super::resources::{QpPhase, Resources};
 use crate::host;
 use crate::ids::{ClientId, Qpn};
 use crate::worker::messages::{Command, ModifyTarget};
 
+/// Reply of an action that has nothing to say.
+const NOTHING: m::OperateReply = m::OperateReply {
+    len: 0,
+    reserved: 0,
+    text: [0; m::OPERATE_TEXT],
+};
+
 /// Performs the action, for an operator or, where it concerns one user, for that user.
 pub(super) fn operate(
     context: &mut Context,
+    (configuration, captures): (&mut Configuration, &mut Captures),
     id: ClientId,
     seq: u32,
     request: &m::Operate,
@@ -30,19 +41,23 @@ pub(super) fn operate(
     match action {
         OperatorAction::EndQueuePair => end_queue_pair(context, viewer, request.target)?,
         OperatorAction::EndClient => end_client(&mut context.resources, viewer, request.target)?,
-        OperatorAction::SetLogFilter if !viewer.is_operator() => {
-            return Err(Refusal::new(
-                libc::EPERM,
-                "only operators can change the log: root, the user of siwd, and the group in [control] operators",
-            ));
-        }
         OperatorAction::SetLogFilter => {
+            viewer.require_operator("change the log")?;
             let filter = request.text.to_text();
             host::set_log_filter(&filter).map_err(|why| Refusal::new(libc::EINVAL, why))?;
             tracing::warn!(pid, "the filter of the log is now {filter:?}");
         }
+        OperatorAction::Reload => {
+            viewer.require_operator("reload the configuration")?;
+            configuration.begin_reload(&context.helpers);
+            return Ok(Served::Deferred(PendingReply::Reload));
+        }
+        OperatorAction::StopCapture => {
+            viewer.require_operator("end captures")?;
+            captures.stop(&context.workers, request.target)?;
+        }
     }
-    send_reply::<m::Operate>(context.resources.client_mut(id)?, seq, &EMPTY)
+    send_reply::<m::Operate>(context.resources.client_mut(id)?, seq, &NOTHING)
 }
 
 /// Moves a queue pair to ERROR; its work requests are flushed, its connection is reset.

@@ -276,6 +276,7 @@ fn begin_attempt(
     resources.count_connection(id, qpn, PortClaim::default())?;
     Ok(waiting_pair(resources, id, qpn).map(|(qp, attempt)| {
         qp.phase = QpPhase::Connecting;
+        qp.end_is_recorded = false;
         qp.cm_channel = None;
         (qp.device, attempt)
     }))
@@ -410,11 +411,11 @@ pub(super) fn on_pair_failed(
         }
         _ => attempt.describe_absence(),
     };
-    fail_pair(context, id, qpn, &format!("not connected: {reason}"));
+    fail_pair(context, id, qpn, &reason);
     true
 }
 
-/// Flushes posted work requests and reports the reason to the client.
+/// Flushes posted work requests, records the reason, and reports it to the client.
 fn fail_pair(context: &mut Context, id: ClientId, qpn: Qpn, reason: &str) {
     let Some(qp) = context.resources.qp_mut(id, qpn) else {
         return;
@@ -422,7 +423,11 @@ fn fail_pair(context: &mut Context, id: ClientId, qpn: Qpn, reason: &str) {
     qp.state = m::QpState::Error;
     qp.phase = QpPhase::Attached;
     qp.worker = 0;
-    tracing::warn!(%qpn, "{reason}");
+    if let Some(attempt) = &qp.pair {
+        qp.local = SocketAddr::new(attempt.local, 0).into();
+        qp.peer = SocketAddr::new(attempt.peer, PAIRING_PORT).into();
+    }
+    context.record_end(qpn, false, Some(reason));
     let client = context.resources.clients.get(&id);
     if let Some(Ok(setup)) = client.map(|client| client.worker_setup(qpn)) {
         let setup = Box::new(setup);
@@ -430,9 +435,10 @@ fn fail_pair(context: &mut Context, id: ClientId, qpn: Qpn, reason: &str) {
             .workers
             .post_command(0, Command::InstallQp { setup });
     }
+    let why = format!("not connected: {reason}");
     context
         .resources
-        .post_async_event(id, AsyncEventKind::QpFatal, qpn.0, reason);
+        .post_async_event(id, AsyncEventKind::QpFatal, qpn.0, &why);
 }
 
 /// Retries the attempts that are due, or gives up.
@@ -447,8 +453,7 @@ pub(super) fn retry_pairs(context: &mut Context) {
             continue;
         };
         if now >= attempt.until {
-            let reason = format!("not connected: {}", attempt.describe_absence());
-            fail_pair(context, id, qpn, &reason);
+            fail_pair(context, id, qpn, &attempt.describe_absence());
         } else if attempt.initiates {
             context
                 .resources

@@ -67,6 +67,8 @@ pub(super) enum PendingReply {
     Connections { token: CommandToken },
     /// All workers report their counters.
     Stats { token: CommandToken, left: usize },
+    /// The configuration is being read again.
+    Reload,
     /// The statistics are being written.
     WriteStats,
 }

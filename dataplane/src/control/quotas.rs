@@ -310,6 +310,11 @@ impl Account {
         }
     }
 
+    /// Changes whether the client is an operator's.
+    pub fn set_operator(&mut self, is_operator: bool) {
+        self.is_operator = is_operator;
+    }
+
     /// Returns true if the client is an operator's.
     pub fn is_operator(&self) -> bool {
         self.is_operator
@@ -352,6 +357,11 @@ impl Ledger {
             users: HashMap::new(),
             all: [0; KINDS],
         }
+    }
+
+    /// Replaces the limits. Users that hold more than the new ones keep it, and get nothing further.
+    pub fn set_limits(&mut self, limits: QuotaLimits) {
+        self.limits = limits;
     }
 
     /// Sums of these amounts, with the heap that they need.

@@ -10,6 +10,7 @@ use siw_shm::doorbell::SleepFlag;
 
 use super::quotas::{Account, Quota};
 use super::refusal::Refusal;
+use super::reload::LoadedConfiguration;
 use crate::ids::{ClientId, CommandToken};
 
 /// A new arena, and its DMA mapping if NICs read it.
@@ -33,6 +34,8 @@ pub(super) enum HelperReport {
     },
     /// Descriptors of this user are received again.
     HasRoom { uid: u32 },
+    /// The configuration was read again, or is wrong.
+    ConfigurationRead(Result<LoadedConfiguration, String>),
     /// The link of this device changed.
     Link { device: usize, report: LinkReport },
 }

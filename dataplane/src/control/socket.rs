@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::Gid;
 use siw_shm::control::ControlSocket;
 
 use super::peers::PeerCredentials;
-use crate::config::ControlSocketConfig;
+use crate::config::{ControlSocketConfig, FileMode};
 use crate::host;
 use crate::start_error::StartError;
 
@@ -63,13 +64,21 @@ impl BoundSocket {
             listener: ManuallyDrop::new(listener),
             lock,
         };
-        if let Some(gid) = group {
-            nix::unistd::chown(&path, None, Some(gid))
-                .map_err(|error| fail(format!("group {gid}: {error}")))?;
-        }
-        std::fs::set_permissions(&path, Permissions::from_mode(config.mode.0))
-            .map_err(|error| fail(error.to_string()))?;
+        bound.set_permissions(group, config.mode).map_err(fail)?;
         Ok(bound)
+    }
+
+    /// Sets the group and the mode of the socket.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn set_permissions(&self, group: Option<Gid>, mode: FileMode) -> Result<(), String> {
+        if let Some(gid) = group {
+            nix::unistd::chown(&self.path, None, Some(gid))
+                .map_err(|error| format!("group {gid}: {error}"))?;
+        }
+        let mode = Permissions::from_mode(mode.0);
+        std::fs::set_permissions(&self.path, mode).map_err(|error| error.to_string())
     }
 
     /// Checks that [`BoundSocket::bind`] would succeed now, and leaves the path as it is.

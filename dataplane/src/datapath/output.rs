@@ -12,7 +12,7 @@ use siw_tcp::{FrameInfo, FrameMeta, FrameSink, PayloadPiece, RxChecksum, TxCheck
 
 use super::inbox::ProxyTx;
 use super::rx_frame::RxFrame;
-use crate::capture::{CaptureHandle, Direction};
+use crate::capture::{CaptureTaps, Direction};
 use crate::link_traits::{COPY_MAX, LinkTraits, PayloadPolicy};
 
 /// Buffers that one frame may need: a header, and a reference with a trailer for each piece of more
@@ -321,7 +321,7 @@ pub(crate) struct PortOutput {
     /// Frames to this device's own address; they never reach the port.
     loopback: Vec<Mbuf>,
     pub(crate) link: LinkTraits,
-    pub(crate) tap: Option<CaptureHandle>,
+    pub(crate) captures: Option<CaptureTaps>,
     /// The device's number in captures.
     pub(crate) interface: u32,
     /// Frames that left through the port or the proxy.
@@ -343,7 +343,7 @@ impl PortOutput {
             batch: TxBatch::new(),
             loopback: Vec::new(),
             link,
-            tap: None,
+            captures: None,
             interface,
             frames_sent: 0,
             frames_linearized: 0,
@@ -463,18 +463,9 @@ impl PortOutput {
 
     #[inline]
     fn capture_sent(&self, mbuf: &Mbuf, lacks_checksum: bool, wall_time: u64) {
-        if let Some(capture) = &self.tap {
-            capture.record_frame(
-                self.interface,
-                Direction::Outbound,
-                wall_time,
-                lacks_checksum,
-                |bytes| {
-                    for segment in mbuf.segments() {
-                        bytes.extend_from_slice(segment);
-                    }
-                },
-            );
+        if let Some(captures) = &self.captures {
+            let sent = Direction::Outbound;
+            captures.record_frame(self.interface, sent, wall_time, lacks_checksum, mbuf);
         }
     }
 

@@ -15,7 +15,7 @@ use super::inbox::ProxyTx;
 use super::output::{PortOutput, PortSink, RecordWriter, TxPath};
 use super::rx_frame::{self, RxFrame};
 use super::timer_hold::TimerHold;
-use crate::capture::{CaptureHandle, Direction};
+use crate::capture::{CaptureTaps, Direction};
 use crate::host_path::HostQueue;
 use crate::link_traits::LinkTraits;
 
@@ -37,8 +37,8 @@ pub struct WorkerPortConfig {
     pub accept_timeout: std::time::Duration,
     /// Capabilities of the link below the port.
     pub link: LinkTraits,
-    /// Capture in which frames are recorded.
-    pub tap: Option<CaptureHandle>,
+    /// Captures in which frames are recorded.
+    pub captures: Option<CaptureTaps>,
     /// Queue for frames to the kernel, if it shares the device.
     pub host: Option<Arc<HostQueue>>,
 }
@@ -78,7 +78,7 @@ impl<R> WorkerPort<R> {
             }
         };
         let mut output = PortOutput::new(tx_path, config.device as u32, config.link);
-        output.tap = config.tap;
+        output.captures = config.captures;
         Ok(WorkerPort {
             device: config.device,
             rx_queue,
@@ -129,7 +129,7 @@ impl<R> WorkerPort<R> {
                 timer_hold.hold_timers(now);
             }
             self.frames_received += batch.len() as u64;
-            if self.output.tap.is_some() && !self.link.in_process {
+            if self.output.captures.is_some() && !self.link.in_process {
                 self.capture_received(batch, clock.wall_time(now));
             }
             let link = self.link;
@@ -259,17 +259,13 @@ impl<R> WorkerPort<R> {
 
     #[cold]
     fn capture_received(&self, batch: &RxBatch, wall_time: u64) {
-        let Some(capture) = &self.output.tap else {
+        let Some(captures) = &self.output.captures else {
             return;
         };
+        let (interface, received) = (self.output.interface, Direction::Inbound);
         for i in 0..batch.len() {
             let Some(mbuf) = batch.peek(i) else { break };
-            let interface = self.output.interface;
-            capture.record_frame(interface, Direction::Inbound, wall_time, false, |bytes| {
-                for segment in mbuf.segments() {
-                    bytes.extend_from_slice(segment);
-                }
-            });
+            captures.record_frame(interface, received, wall_time, false, mbuf);
         }
     }
 

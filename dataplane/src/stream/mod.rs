@@ -20,7 +20,7 @@ mod shutdown;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::capture::Capture;
+use crate::capture::{Capture, CaptureTaps};
 use crate::config::Config;
 use crate::datapath::idle::Idle;
 use crate::device::{self, SharedStackConfig};
@@ -93,9 +93,10 @@ pub fn run(
     let capture = config
         .capture
         .as_ref()
-        .map(|capture| Capture::start_writing(capture, &names))
+        .map(|capture| Capture::into_file(capture, &names))
         .transpose()
         .map_err(|error| text(&error))?;
+    let captures = CaptureTaps::new(capture.as_ref().map(|capture| capture.tap().clone()));
     let keys =
         SharedStackConfig::generate_secrets(plan.connections, config.dpdk.buffers, devices.len())
             .map_err(|error| text(&error))?;
@@ -104,7 +105,7 @@ pub fn run(
         .enumerate()
         .filter_map(|(index, device)| {
             let mut port = device.worker_port(index, 0, &keys)?;
-            port.tap = capture.as_ref().map(Capture::new_handle);
+            port.captures = captures.clone();
             Some(port)
         })
         .collect();

@@ -39,6 +39,11 @@ impl Worker {
     fn execute_command(&mut self, now: Instant, command: Command) {
         let connections = &mut self.connections;
         match command {
+            Command::SetCaptures(captures) => {
+                for port in &mut connections.ports {
+                    port.output.captures = captures.clone();
+                }
+            }
             Command::AddClient {
                 client,
                 user,

@@ -13,6 +13,7 @@ use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::shared_receive_queues::WorkerSrq;
 use super::slots::PendingSlot;
+use crate::capture::CaptureTaps;
 use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, ResolutionId, SrqId};
 use crate::netlink::KernelNeighbour;
 
@@ -126,6 +127,8 @@ pub struct ResolutionRequest {
 
 /// Control thread to worker. Executed in order.
 pub enum Command {
+    /// Records frames in these captures from now on.
+    SetCaptures(Option<CaptureTaps>),
     /// Allows a client to have queue pairs in this worker.
     AddClient {
         /// Its number.

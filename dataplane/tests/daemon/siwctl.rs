@@ -4,13 +4,16 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use siw::{CmChannel, CmEvent, CmListener, ConnectOptions, Context, ObjectList, QpInit};
+use siw::{
+    Access, CmChannel, CmEvent, CmListener, ConnectOptions, Context, ObjectList, PairOptions,
+    QpInit,
+};
 
 use super::client_faults::{as_user, open_to_all};
 use crate::common::{Daemon, End, PATIENCE, client_program, pair, ping};
 
 /// Runs siwctl; returns its exit status, output and errors.
-fn siwctl(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String, String) {
+pub fn siwctl(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String, String) {
     let out = Command::new(client_program("siwctl"))
         .args(args)
         .arg("--socket")
@@ -22,13 +25,13 @@ fn siwctl(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String, String) {
     (out.status.code(), text(&out.stdout), text(&out.stderr))
 }
 
-fn shown(daemon: &Daemon, args: &[&str]) -> String {
+pub fn shown(daemon: &Daemon, args: &[&str]) -> String {
     let (status, out, error) = siwctl(daemon, args);
     assert_eq!(status, Some(0), "{args:?}: {error}");
     out
 }
 
-fn shown_json(daemon: &Daemon, args: &[&str]) -> Vec<Value> {
+pub fn shown_json(daemon: &Daemon, args: &[&str]) -> Vec<Value> {
     let args = [args, &["--json"]].concat();
     serde_json::from_str(&shown(daemon, &args)).unwrap()
 }
@@ -190,6 +193,31 @@ fn ends_have_their_reason() {
         (&"not connected".into(), &"10.77.0.2:9".into())
     );
     assert_eq!(last["reason"], "nothing listens at that address and port");
+    // A queue pair of which the other end is missing (ibv_modify_qp to RTR).
+    let lonely = End::new(&daemon.context(), 64);
+    let [local, peer] = ["10.77.0.1", "10.77.0.2"].map(|ip| ip.parse().unwrap());
+    lonely
+        .qp
+        .connect_pair(&PairOptions {
+            device: 0,
+            local,
+            peer,
+            peer_qp_num: 4_000_000,
+            ord: 16,
+            ird: 16,
+            denied_access: Access::NONE,
+        })
+        .unwrap();
+    let event = lonely.ctx.get_async_event(Some(PATIENCE)).unwrap();
+    let reason = "10.77.0.2 has no queue pair 4000000";
+    assert_eq!(event.reason, format!("not connected: {reason}"));
+    let why = shown(&daemon, &["why", &lonely.qp.qp_num().to_string()]);
+    assert!(
+        why.contains(&format!(
+            "src-addr 10.77.0.1:0 dst-addr 10.77.0.2:5045 not connected: {reason}"
+        )),
+        "{why}"
+    );
     // An orderly close, by both ends.
     let (c, e) = pair(&daemon, 64);
     c.qp.disconnect().unwrap();

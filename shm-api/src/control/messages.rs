@@ -52,7 +52,7 @@ use core::mem::size_of;
 /// First word of each packet: "siwd".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"siwd");
 /// Highest protocol version that this side supports; see the rules above.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// Lowest protocol version that this side supports.
 pub const MIN_VERSION: u16 = VERSION;
 /// Feature: [`StartResolution`] and [`EndResolution`], with the events
@@ -149,7 +149,8 @@ macro_rules! for_each_message {
             45 FreeCqRing -> Empty;
             46 ModerateCq -> Empty;
             60 ListObjects -> ListReply;
-            61 Operate -> Empty;
+            61 Operate -> OperateReply;
+            62 StartCapture -> IdReply;
         }
     };
 }
@@ -193,4 +194,6 @@ const _: () = assert!(size_of::<QpStateReply>() == 72 && size_of::<CqReply>() ==
 const _: () = assert!(size_of::<RegMemory>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<StatsReply>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<ListReply>() + size_of::<Header>() <= MAX_PACKET);
+const _: () = assert!(size_of::<OperateReply>() + size_of::<Header>() <= MAX_PACKET);
+const _: () = assert!(size_of::<StartCapture>() == 56);
 const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEventMessage>() == 736);

@@ -2,9 +2,11 @@
 //! rdma(8) and ss(8), for the programs that read those.
 #![forbid(unsafe_code)]
 
+mod capture;
 mod connections;
 mod metrics;
 mod objects;
+mod reload;
 mod stat;
 mod statistics;
 mod top;
@@ -55,6 +57,11 @@ enum Command {
         /// Like `siwd --log`: a level (error, warn, info, debug, trace), or `siwd=debug,siw_tcp=info`
         filter: String,
     },
+    /// Capture frames of the running siwd
+    #[command(subcommand)]
+    Capture(capture::CaptureCommand),
+    /// Have siwd read its configuration again, and show what it applied and what needs a restart
+    Reload,
     /// Live rates of devices and workers, and the clients
     Top(top::TopArgs),
     /// Metrics in the OpenMetrics format, printed or served to Prometheus
@@ -92,6 +99,8 @@ enum Show {
     Conn(objects::Filter),
     /// The latest connections that ended or were not made, with the reason
     Ends(objects::Filter),
+    /// Running captures with the numbers of frames written and dropped
+    Captures,
 }
 
 #[derive(Debug, Subcommand)]
@@ -160,6 +169,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
             daemon.set_log_filter(filter)?;
             Ok(String::new())
         }
+        Command::Capture(command) => capture::run(&daemon, command, json),
+        Command::Reload => reload::run(&daemon, json),
         Command::Top(args) => top::run(&daemon, args),
         Command::Metrics(args) => metrics::run(&daemon, args),
         Command::Completions { .. } => Ok(String::new()),

@@ -110,6 +110,14 @@ pub fn show(daemon: &siw::Context, show: &Show, json: bool) -> anyhow::Result<St
                 connections::text(&rows)
             })
         }
+        Show::Captures => {
+            let rows = read_list(daemon, ObjectList::Captures)?;
+            Ok(if json {
+                json_array(&rows)
+            } else {
+                captures_text(&rows)
+            })
+        }
         Show::Ends(filter) => {
             let rows = read_rows(daemon, ObjectList::Ends, filter)?;
             Ok(if json {
@@ -442,6 +450,27 @@ fn users_text(stats: &Value) -> String {
         for (name, amount) in held.as_object().into_iter().flatten() {
             let _ = writeln!(out, "  {name:<32} {amount:>16}");
         }
+    }
+    out
+}
+
+fn captures_text(rows: &[Value]) -> String {
+    let mut out = String::new();
+    for row in rows {
+        let started = match row["pid"].as_u64() {
+            Some(pid) => format!("of pid {pid}"),
+            None => "of the configuration".to_owned(),
+        };
+        let filter = row["filter"].as_object().into_iter().flatten();
+        let filter = filter.filter(|(_, value)| !value.is_null());
+        let filter: String = filter
+            .map(|(name, value)| format!(" {name} {}", value.to_string().trim_matches('"')))
+            .collect();
+        let _ = writeln!(
+            out,
+            "capture {} {started}{filter}: frames {} bytes {} dropped {}",
+            row["number"], row["frames"], row["bytes"], row["dropped"]
+        );
     }
     out
 }

@@ -1,6 +1,6 @@
 //! Lists of objects, and actions of operators.
 
-use super::Text;
+use super::{Addr, Text};
 use bytemuck::{Pod, Zeroable};
 
 macro_rules! numbered {
@@ -37,6 +37,8 @@ numbered! {
         Connections = 8,
         /// Connections that have ended or were never made, the oldest first, with the reason.
         Ends = 9,
+        /// Captures that are running, for operators.
+        Captures = 10,
     }
 }
 
@@ -85,6 +87,11 @@ numbered! {
         EndClient = 2,
         /// Replaces the filter of the log by `text`.
         SetLogFilter = 3,
+        /// Reads the configuration again. The reply has the outcome as JSON: the settings `applied` and
+        /// those that need a `restart`, or an `error`.
+        Reload = 4,
+        /// Ends the capture with the number `target` of [`StartCapture`], or with 0 all of them.
+        StopCapture = 5,
     }
 }
 
@@ -98,4 +105,60 @@ pub struct Operate {
     /// Number of the queue pair or client.
     pub target: u64,
     pub text: Text<256>,
+}
+
+/// Bytes of [`OperateReply::text`].
+pub const OPERATE_TEXT: usize = 7168;
+
+/// Outcome of an action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OperateReply {
+    /// Bytes used in `text`.
+    pub len: u32,
+    pub reserved: u32,
+    /// Empty, or what the action says of it.
+    pub text: [u8; OPERATE_TEXT],
+}
+
+impl OperateReply {
+    /// A reply with this text; `None` if it is too long.
+    pub fn new(text: &str) -> Option<OperateReply> {
+        let mut reply = OperateReply {
+            len: text.len() as u32,
+            reserved: 0,
+            text: [0; OPERATE_TEXT],
+        };
+        let room = reply.text.get_mut(..text.len())?;
+        room.copy_from_slice(text.as_bytes());
+        Some(reply)
+    }
+
+    /// The text.
+    pub fn to_text(&self) -> String {
+        let len = (self.len as usize).min(OPERATE_TEXT);
+        String::from_utf8_lossy(&self.text[..len]).into_owned()
+    }
+}
+
+/// Captures the frames that meet all conditions. The reply has the number of the capture, and the read end
+/// of a stream of pcapng, which ends with the capture. For operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct StartCapture {
+    /// Index of the device, or [`EVERY_DEVICE`](super::EVERY_DEVICE).
+    pub device: u32,
+    /// Maximum bytes of a frame; 0: all.
+    pub snap_len: u32,
+    /// Connections of this queue pair; 0: all.
+    pub qp_num: u32,
+    /// Source or destination port; 0: all.
+    pub port: u16,
+    pub reserved: u16,
+    /// Connections of this client; 0: all.
+    pub client: u64,
+    /// Source or destination address, or [`Addr::NONE`].
+    pub host: Addr,
+    /// Bytes at which the capture ends; 0: no limit.
+    pub limit: u64,
 }

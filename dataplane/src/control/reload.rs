@@ -1,0 +1,304 @@
+//! Reloads the configuration. A thread reads and checks the file, because a file system or a name
+//! service can be slow; the control thread then applies the settings that can change in a running daemon,
+//! and names those that need a restart. A wrong file changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nix::libc;
+use nix::unistd::Gid;
+use serde::Serialize;
+use serde_json::Value;
+use siw_shm::control::messages as m;
+
+use super::clients::Acceptor;
+use super::heap::heap_of_one;
+use super::helpers::Helpers;
+use super::memory::Memory;
+use super::operators::Operators;
+use super::pending::PendingReply;
+use super::quotas::{HostCapacity, QuotaLimits};
+use super::refusal::Refusal;
+use super::reports::HelperReport;
+use super::resources::Resources;
+use crate::config::{Config, ConfigSource};
+use crate::host;
+use crate::prepared::look_up_operators;
+
+/// Settings of `[limits]` that workers read at their start.
+const LIMITS_OF_WORKERS: [&str; 2] = ["limits.connections", "limits.pending_connections_per_user"];
+/// Settings of `[control]` that can change.
+const CONTROL: [&str; 5] = [
+    "control.mode",
+    "control.group",
+    "control.operators",
+    "control.process_memory",
+    "control.hello_timeout_ms",
+];
+
+/// Returns true if a running daemon can apply another value of this setting.
+fn is_changeable(key: &str) -> bool {
+    let is_limit = key.starts_with("limits.") && !LIMITS_OF_WORKERS.contains(&key);
+    is_limit || CONTROL.contains(&key)
+}
+
+/// Key of the name of the device that a setting belongs to.
+fn device_of(key: &str) -> Option<String> {
+    let device = key.strip_prefix("device.")?.split('.').next()?;
+    Some(format!("device.{device}.name"))
+}
+
+/// A setting with another value in the file than in the daemon.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ChangedSetting {
+    key: String,
+    from: Value,
+    to: Value,
+}
+
+/// Outcome of a reload.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ReloadOutcome {
+    /// Settings that are in force now.
+    applied: Vec<ChangedSetting>,
+    /// Settings that keep their value until a restart.
+    restart: Vec<ChangedSetting>,
+}
+
+impl ReloadOutcome {
+    /// Compares the settings in force with those of the file.
+    fn compare(old: &BTreeMap<String, Value>, new: &BTreeMap<String, Value>) -> ReloadOutcome {
+        let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        let value = |of: &BTreeMap<String, Value>, key| of.get(key).cloned().unwrap_or_default();
+        let changed = keys.into_iter().filter_map(|key| {
+            let (from, to) = (value(old, key), value(new, key));
+            if from == to {
+                return None;
+            }
+            // A device that one of them lacks is one change.
+            if let Some(name) = device_of(key)
+                && old.contains_key(&name) != new.contains_key(&name)
+            {
+                let key = key.strip_suffix(".name")?.to_owned();
+                return Some(ChangedSetting { key, from, to });
+            }
+            let key = key.clone();
+            Some(ChangedSetting { key, from, to })
+        });
+        let (applied, restart) = changed.partition(|setting| is_changeable(&setting.key));
+        ReloadOutcome { applied, restart }
+    }
+
+    fn log(&self) {
+        for (settings, verb) in [
+            (&self.applied, "applied"),
+            (&self.restart, "needs a restart"),
+        ] {
+            for ChangedSetting { key, from, to } in settings {
+                tracing::info!("configuration reloaded: {key} {verb}: {from} -> {to}");
+            }
+        }
+        if self.applied.is_empty() && self.restart.is_empty() {
+            tracing::info!("configuration reloaded: no setting has changed");
+        }
+    }
+}
+
+/// A configuration that was read and checked, with the ids of its groups.
+pub struct LoadedConfiguration {
+    config: Config,
+    operators: Operators,
+    group: Option<Gid>,
+}
+
+impl LoadedConfiguration {
+    /// Reads the configuration, and looks up the groups that it names.
+    fn read(source: &ConfigSource) -> Result<LoadedConfiguration, String> {
+        let config = source.load().map_err(|error| error.to_string())?;
+        let operators = look_up_operators(&config).map_err(|error| error.to_string())?;
+        let group = config.control.group.as_ref();
+        let group = group.map(|group| host::find_group(group.get_ref()));
+        Ok(LoadedConfiguration {
+            group: group.transpose()?,
+            operators,
+            config,
+        })
+    }
+}
+
+/// The configuration in force, and its source.
+pub struct Configuration {
+    source: ConfigSource,
+    current: Config,
+    capacity: HostCapacity,
+    is_reading: bool,
+    /// A reload was asked for while the file was being read, perhaps before its last change.
+    is_stale: bool,
+}
+
+impl Configuration {
+    /// A configuration of a daemon on a host with this capacity.
+    pub fn new(source: ConfigSource, current: Config, capacity: HostCapacity) -> Configuration {
+        Configuration {
+            source,
+            current,
+            capacity,
+            is_reading: false,
+            is_stale: false,
+        }
+    }
+
+    /// The settings in force.
+    pub(super) fn current(&self) -> &Config {
+        &self.current
+    }
+
+    /// Limits of each client, of each user and of all clients together.
+    pub(super) fn quotas(&self) -> QuotaLimits {
+        QuotaLimits::new(&self.current.limits, &self.capacity, heap_of_one)
+    }
+
+    /// Starts to read the configuration again; [`HelperReport::ConfigurationRead`] follows.
+    pub(super) fn begin_reload(&mut self, helpers: &Helpers) {
+        if self.is_reading {
+            self.is_stale = true;
+            return;
+        }
+        let (source, reporter) = (self.source.clone(), helpers.reporter().clone());
+        let read = move || {
+            let loaded = LoadedConfiguration::read(&source);
+            reporter.send(HelperReport::ConfigurationRead(loaded));
+        };
+        let thread = std::thread::Builder::new().name("siwd-reload".into());
+        match thread.spawn(read) {
+            Ok(_) => self.is_reading = true,
+            Err(error) => {
+                let why = format!("a thread cannot be started: {error}");
+                let report = HelperReport::ConfigurationRead(Err(why));
+                helpers.reporter().send(report);
+            }
+        }
+    }
+
+    /// Ends a reload, and begins the next one if it was asked for meanwhile.
+    pub(super) fn end_reload(&mut self, helpers: &Helpers) {
+        self.is_reading = false;
+        if std::mem::take(&mut self.is_stale) {
+            self.begin_reload(helpers);
+        }
+    }
+
+    /// Applies the settings that can change.
+    pub(super) fn apply(
+        &mut self,
+        loaded: LoadedConfiguration,
+        resources: &mut Resources,
+        acceptor: &mut Acceptor,
+        memory: &mut Memory,
+    ) -> Result<ReloadOutcome, String> {
+        let LoadedConfiguration {
+            config: mut new,
+            operators,
+            group,
+        } = loaded;
+        let outcome = ReloadOutcome::compare(&self.current.settings(), &new.settings());
+        let had_group = self.current.control.group.is_some();
+        let group = group.or_else(|| had_group.then(Gid::effective));
+        // Whatever can fail comes first.
+        acceptor.apply_settings(resources, &new.control, group, operators)?;
+        memory.process_memory = new.control.process_memory;
+        new.control.socket = std::mem::take(&mut self.current.control.socket);
+        new.limits.connections = self.current.limits.connections;
+        new.limits.pending_connections_per_user = self.current.limits.pending_connections_per_user;
+        self.current.control = new.control;
+        self.current.limits = new.limits;
+        resources.limits = self.current.limits.clone();
+        resources.ledger.set_limits(self.quotas());
+        outcome.log();
+        Ok(outcome)
+    }
+}
+
+/// Answers the clients that asked for a reload.
+pub(super) fn answer_waiting(resources: &mut Resources, outcome: &Result<ReloadOutcome, String>) {
+    let text = match outcome {
+        Ok(outcome) => serde_json::to_string(outcome).unwrap_or_default(),
+        Err(why) => {
+            tracing::error!("the configuration is not reloaded, nothing has changed: {why}");
+            serde_json::json!({ "error": why }).to_string()
+        }
+    };
+    for (id, client) in &mut resources.clients {
+        let waiting = client.take_waiting(|what| match what {
+            PendingReply::Reload => Ok(()),
+            other => Err(other),
+        });
+        let Some((seq, ())) = waiting else {
+            continue;
+        };
+        match m::OperateReply::new(&text) {
+            Some(reply) => {
+                let _ = client.conn.send_reply::<m::Operate>(seq, &reply, &[]);
+            }
+            None => {
+                let why = "reloaded, but the list of changes is too long: see the log of siwd";
+                Refusal::new(libc::EMSGSIZE, why).send(
+                    &client.conn,
+                    <m::Operate as siw_shm::control::Message>::KIND,
+                    seq,
+                );
+            }
+        }
+        resources.answered.push(*id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICES: &str = r#"
+        [[device]]
+        name = "siw0"
+        pair = "lo"
+        addresses = ["10.77.0.1/24"]
+        [[device]]
+        name = "siw1"
+        pair = "lo"
+        addresses = ["10.77.0.2/24"]
+    "#;
+
+    fn settings(text: &str) -> BTreeMap<String, Value> {
+        let text = format!("{text}\n{DEVICES}");
+        let config = Config::parse_text("x.toml".as_ref(), &text).unwrap();
+        config.settings()
+    }
+
+    #[test]
+    fn changes_are_divided_by_what_a_running_daemon_can_apply() {
+        let old = settings("[limits]\nclients = 4096");
+        assert_eq!(
+            ReloadOutcome::compare(&old, &settings("")),
+            ReloadOutcome {
+                applied: vec![],
+                restart: vec![]
+            },
+            "a default that is written out is no change"
+        );
+        let new = settings("[limits]\nclients = 7\nconnections = 9\n[control]\nmode = \"0666\"");
+        let outcome = ReloadOutcome::compare(&old, &new);
+        let keys = |settings: &[ChangedSetting]| -> Vec<String> {
+            settings.iter().map(|setting| setting.key.clone()).collect()
+        };
+        assert_eq!(keys(&outcome.applied), ["control.mode", "limits.clients"]);
+        assert_eq!(keys(&outcome.restart), ["limits.connections"]);
+        assert_eq!(
+            (&outcome.applied[0].from, &outcome.applied[0].to),
+            (&"0660".into(), &"0666".into())
+        );
+        let mut fewer = old.clone();
+        fewer.retain(|key, _| !key.starts_with("device.siw1."));
+        let outcome = ReloadOutcome::compare(&old, &fewer);
+        assert_eq!(keys(&outcome.restart), ["device.siw1"]);
+        assert!(outcome.applied.is_empty());
+    }
+}
