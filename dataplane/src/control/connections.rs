@@ -875,6 +875,22 @@ pub(super) fn disconnect_qp(context: &mut Context, id: ClientId, seq: u32, qpn: 
     send_reply::<m::Disconnect>(client, seq, &EMPTY)
 }
 
+impl Connections {
+    /// Logs a connection request that was refused without its application.
+    pub(super) fn log_refused_request(
+        &self,
+        resources: &Resources,
+        listener: CmListenerId,
+        (local, remote): (SocketAddr, SocketAddr),
+        reason: &str,
+    ) {
+        let listener = self.listeners.get(listener);
+        let client = listener.and_then(|listener| resources.clients.get(&listener.client));
+        let pid = client.map(|client| client.peer.pid);
+        tracing::info!(pid, %local, %remote, "connection request refused: {reason}");
+    }
+}
+
 /// Reports a failed connect or accept; the queue pair may try again.
 pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: ConnectFailure) {
     let Some(id) = context.resources.owner_of_qp(qpn) else {

@@ -775,6 +775,17 @@ impl ControlThread {
                 self.connections
                     .on_connect_request(context, worker, request, listener, event);
             }
+            Event::RequestRefused {
+                listener,
+                local,
+                remote,
+                reason,
+            } => self.connections.log_refused_request(
+                &context.resources,
+                listener,
+                (local, remote),
+                &reason,
+            ),
             Event::RequestGone { request } => self
                 .connections
                 .on_request_gone(&mut context.resources, request),
@@ -966,7 +977,7 @@ impl ControlThread {
         }
     }
 
-    /// Applies a configuration that was read again, and answers those who asked for it.
+    /// Applies a configuration that was read again, and answers the requests for it.
     fn on_configuration_read(&mut self, loaded: Result<LoadedConfiguration, String>) {
         let outcome = loaded.and_then(|loaded| {
             self.configuration.apply(

@@ -10,6 +10,7 @@ use super::quotas::Quota;
 use super::replies::{Outcome, Served, send_reply};
 use super::resources::{Client, Resources};
 use crate::ids::{ClientId, CommandToken};
+use crate::worker::drop_reasons::DropCounts;
 use crate::worker::messages::{Command, PortStats, WorkerStats};
 
 /// Rows of clients or users written to an operator's statistics in one turn.
@@ -45,6 +46,10 @@ enum Row {
     Device(usize),
     Client(ClientId),
     User(u32),
+    /// Discarded frames of a device by reason, over all workers.
+    DeviceDrops(usize),
+    /// Refused and lost connections by reason, over all workers.
+    ConnectionDrops,
 }
 
 impl StatisticsText {
@@ -112,6 +117,8 @@ impl Statistics {
         text.pop();
         let workers = (0..context.workers.stats.len()).map(Row::Worker);
         let devices = (0..context.devices.views.len()).map(Row::Device);
+        let drops = (0..context.devices.views.len()).map(Row::DeviceDrops);
+        let drops = drops.chain([Row::ConnectionDrops]);
         let clients = context.resources.clients.keys().copied().map(Row::Client);
         let users = context.resources.ledger.users().map(Row::User);
         let statistics = StatisticsText {
@@ -119,6 +126,7 @@ impl Statistics {
             sections: VecDeque::from([
                 Section::new(r#","workers":["#, workers, ']'),
                 Section::new(r#","total":["#, devices, ']'),
+                Section::new(r#","drops":["#, drops, ']'),
                 Section::new(r#","clients":["#, clients, ']'),
                 Section::new(r#","users":{"#, users, '}'),
             ]),
@@ -215,6 +223,18 @@ fn write_rows(context: &Context, statistics: &mut StatisticsText) -> bool {
                 statistics.add_row(&device_json(context, device).to_string());
                 return false;
             }
+            Row::DeviceDrops(device) => {
+                for row in device_drops(context, device) {
+                    statistics.add_row(&row.to_string());
+                }
+                return false;
+            }
+            Row::ConnectionDrops => {
+                for row in connection_drops(context) {
+                    statistics.add_row(&row.to_string());
+                }
+                return false;
+            }
             Row::Client(id) => {
                 if let Some(client) = context.resources.clients.get(&id) {
                     statistics.add_row(&client_json(client).to_string());
@@ -300,6 +320,62 @@ fn device_json(context: &Context, number: usize) -> serde_json::Value {
         "tx_refused": sum.frames_refused,
         "mib": counter_map(sum.tcp.mib_counters()),
     })
+}
+
+/// Rows of the list of drops: frames and segments that were discarded on a device.
+fn device_drops(context: &Context, number: usize) -> Vec<serde_json::Value> {
+    let mut sum = PortStats::default();
+    let workers = context.workers.stats.iter();
+    let ports = workers.flat_map(|worker| &worker.devices);
+    for port in ports.filter(|port| port.device == number) {
+        sum.merge(port);
+    }
+    let ports = [
+        (
+            "TX_REFUSED",
+            "frames that the port can never send: longer than its MTU",
+            sum.frames_refused,
+        ),
+        (
+            "HOST_QUEUE_FULL",
+            "frames between port and kernel without room",
+            sum.host_frames_dropped,
+        ),
+    ];
+    let tcp = sum.tcp.drops();
+    let tcp = tcp.map(|(name, count)| (name, siw_tcp::StackStats::meaning_of(name), count));
+    let device = context.devices.views[number].name.as_str();
+    tcp.chain(ports)
+        .map(|(reason, meaning, count)| {
+            serde_json::json!({
+                "device": device, "reason": reason, "meaning": meaning, "count": count,
+            })
+        })
+        .collect()
+}
+
+/// Rows of the list of drops: connections that were refused, not made or lost, and frames that another
+/// worker could not take.
+fn connection_drops(context: &Context) -> Vec<serde_json::Value> {
+    let mut sum = DropCounts::default();
+    let mut forward_drops = 0;
+    for worker in &context.workers.stats {
+        sum.merge(&worker.drops);
+        forward_drops += worker.forward.dropped;
+    }
+    let forward = (
+        "FORWARD_FULL",
+        "frames whose worker's queue was full",
+        forward_drops,
+    );
+    let reasons = sum.iter();
+    let reasons = reasons.map(|(reason, count)| (reason.name(), reason.meaning(), count));
+    reasons
+        .chain([forward])
+        .map(|(reason, meaning, count)| {
+            serde_json::json!({ "reason": reason, "meaning": meaning, "count": count })
+        })
+        .collect()
 }
 
 /// Statistics for a client that is not an operator: itself, and the usage and limits of it and

@@ -24,6 +24,7 @@ use siw_tcp::{ConnId, Instant, LearnedRoutes, TcpInfo, TcpState};
 use super::conn_owner::ConnOwner;
 use super::context::{QpView, WorkerContext};
 use super::deadlines::Deadlines;
+use super::drop_reasons::DropCounts;
 use super::lifecycle_state::LifecycleState;
 use super::listener_options::PortListeners;
 use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
@@ -59,6 +60,8 @@ pub(super) struct Connections {
     /// FPDUs placed out of order.
     pub(super) placed_out_of_order: u64,
     pub(super) receive_waits: ReceiveWaits,
+    /// Refused and lost connections by reason.
+    pub(super) drops: DropCounts,
     /// Events for the control thread: those of this batch, and those that did not fit into the
     /// mailbox.
     pub(super) outgoing_events: VecDeque<Event>,

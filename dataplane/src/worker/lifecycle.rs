@@ -63,6 +63,7 @@ use siw_tcp::{ConnId, Instant, TcpInfo, TcpState};
 
 use super::connections::{Connections, has_no_data_in_flight};
 use super::deadlines::DeadlineOwner;
+use super::drop_reasons::DropReason;
 use super::lifecycle_state::{LifecycleState, PeerWake, UnpolledCompletions};
 use super::messages::{ConnectFailure, DisconnectReason, Event, ModifyTarget, QpInfo};
 use super::slots::QpSlot;
@@ -173,6 +174,7 @@ impl Connections {
             self.give_up_connection(now, queue_pair.port, conn);
         }
         let qpn = queue_pair.rings.qpn;
+        self.drops.count(DropReason::of_connect(&failure));
         self.post_event(Event::ConnectFailed { qpn, failure });
     }
 
@@ -414,6 +416,9 @@ impl Connections {
         let is_lost = protocol.found_error() == Some(TerminateCode::MPA_TCP_LOST);
         let sent = found.filter(|_| !is_lost);
         let failure = received.or(sent).or(by_tcp).or(found);
+        if let Some(reason) = &failure {
+            self.drops.count(DropReason::of_end(reason));
+        }
         self.post_event(Event::Disconnected {
             qpn,
             failure,

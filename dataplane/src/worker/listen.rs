@@ -11,6 +11,7 @@ use super::conn_owner::ConnOwner;
 use super::connect::too_many_connections;
 use super::connections::Connections;
 use super::deadlines::DeadlineOwner;
+use super::drop_reasons::DropReason;
 use super::listener_options::{ListenerSettings, apply_mpa_config};
 use super::messages::{ConnectFailure, Event, RequestId};
 use super::pending_connections::{PendingConnection, PendingState};
@@ -18,6 +19,9 @@ use super::receive::CONNECTION_ENDED;
 use super::slots::{PendingSlot, QpSlot};
 use crate::datapath::rx_frame::TcpByteStream;
 use crate::ids::CmListenerId;
+
+/// Waiting events above which refused requests are only counted: a peer could make any number of them.
+const MOST_REPORTS: usize = 64;
 
 /// Parameters of a listener.
 pub(super) struct ListenRequest {
@@ -110,7 +114,15 @@ impl Connections {
         }
         // A removed listener has no user; its connections are reset.
         let user = self.port_listeners[port].users.get(&listener).copied();
-        let Some(user) = user.filter(|user| self.pending.has_room_for(*user)) else {
+        let refusal = match user {
+            None => Some(DropReason::ListenerGone),
+            Some(user) if !self.pending.has_room_for(user) => Some(DropReason::PendingLimit),
+            Some(_) => None,
+        };
+        let Some(user) = user.filter(|_| refusal.is_none()) else {
+            if let Some(reason) = refusal {
+                self.note_refused_request(port, conn, listener, reason, reason.meaning());
+            }
             self.ports[port].stack.abort(now, conn);
             return self.ports[port].stack.release(now, conn);
         };
@@ -171,7 +183,8 @@ impl Connections {
                     }
                 }
                 ResponderStep::Failed { error, send } => {
-                    tracing::debug!(%error, "connection refused");
+                    let (listener, reason) = (pending.listener, DropReason::of_request(error));
+                    self.note_refused_request(port, conn, listener, reason, error);
                     if let Some(bytes) = send {
                         self.queue_stream_bytes(port, conn, bytes);
                     }
@@ -180,7 +193,33 @@ impl Connections {
             }
         }
         if events.intersects(CONNECTION_ENDED | Events::PEER_FIN) {
+            self.drops.count(DropReason::PeerGone);
             self.drop_pending(now, slot, false);
+        }
+    }
+
+    /// Counts a connection request that is refused without its application, and reports it unless many
+    /// reports are waiting.
+    #[cold]
+    fn note_refused_request(
+        &mut self,
+        port: usize,
+        conn: ConnId,
+        listener: CmListenerId,
+        reason: DropReason,
+        text: impl std::fmt::Display,
+    ) {
+        self.drops.count(reason);
+        if self.outgoing_events.len() >= MOST_REPORTS {
+            return;
+        }
+        if let Some(info) = self.ports[port].stack.tcp_info(conn) {
+            self.post_event(Event::RequestRefused {
+                listener,
+                local: info.local,
+                remote: info.remote,
+                reason: text.to_string(),
+            });
         }
     }
 
@@ -202,7 +241,14 @@ impl Connections {
 
     /// Gives up a connection whose peer or application took too long.
     pub(super) fn on_pending_deadline(&mut self, now: Instant, slot: PendingSlot) {
-        tracing::debug!("a connection was given up: no MPA request, or no answer to it");
+        if let Some(pending) = self.pending.get_mut(slot) {
+            let (port, conn, listener) = (pending.port, pending.conn, pending.listener);
+            let reason = match pending.state {
+                PendingState::AwaitingRequest => DropReason::RequestTimeout,
+                PendingState::AwaitingAnswer | PendingState::Rejected => DropReason::AnswerTimeout,
+            };
+            self.note_refused_request(port, conn, listener, reason, reason.meaning());
+        }
         self.drop_pending(now, slot, true);
     }
 
@@ -297,6 +343,7 @@ impl Connections {
             Ok(reply) => self.queue_stream_bytes(port, conn, reply),
             Err(error) => tracing::debug!(%error, "the reject frame could not be built"),
         }
+        self.drops.count(DropReason::ApplicationReject);
         self.drop_pending(now, request.slot(), false);
     }
 }

@@ -11,6 +11,7 @@ use siw_memory::Stag;
 use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
 
 use super::completion_queues::{CqModeration, WorkerCq};
+use super::drop_reasons::DropCounts;
 use super::shared_receive_queues::WorkerSrq;
 use super::slots::PendingSlot;
 use crate::capture::CaptureTaps;
@@ -483,6 +484,17 @@ pub enum Event {
         /// follows.
         has_unpolled: bool,
     },
+    /// A connection request was refused without its application.
+    RequestRefused {
+        /// The listener that it came to.
+        listener: CmListenerId,
+        /// This side's address and port.
+        local: SocketAddr,
+        /// The peer's.
+        remote: SocketAddr,
+        /// Human-readable reason.
+        reason: String,
+    },
     /// The client has polled the completions from before the end of the connection, or the time for
     /// that is over.
     CompletionsPolled {
@@ -692,6 +704,8 @@ pub struct WorkerStats {
     pub receive_waits: u64,
     /// Messages that waited longer than `receive_wait_ms`.
     pub receive_wait_timeouts: u64,
+    /// Refused and lost connections by reason.
+    pub drops: DropCounts,
     /// Counters of each device's port.
     pub devices: Vec<PortStats>,
     /// Free packet buffers.

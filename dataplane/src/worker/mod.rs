@@ -37,6 +37,7 @@ mod connect;
 mod connections;
 pub(crate) mod context;
 mod deadlines;
+pub mod drop_reasons;
 mod ext_bufs;
 mod fpdu_writer;
 mod lifecycle;
@@ -84,6 +85,7 @@ use awaited_frames::FrameReleases;
 use connections::{Connections, ReceiveWaits};
 use context::WorkerContext;
 use deadlines::Deadlines;
+use drop_reasons::DropCounts;
 use listener_options::PortListeners;
 use messages::Event;
 use parked::Wait;
@@ -178,6 +180,7 @@ impl Worker {
             cache: MbufCache::new(&config.pool),
             placed_out_of_order: 0,
             receive_waits: ReceiveWaits::default(),
+            drops: DropCounts::default(),
             outgoing_events: VecDeque::new(),
         };
         Ok(Worker {

@@ -64,6 +64,7 @@ impl Worker {
             placed_out_of_order: self.connections.placed_out_of_order,
             receive_waits: self.connections.receive_waits.begun,
             receive_wait_timeouts: self.connections.receive_waits.timed_out,
+            drops: self.connections.drops.clone(),
             shared_lines: SharedLines {
                 request_slots: self.connections.context.request_slots,
                 request_batches: self.connections.context.request_batches,

@@ -10,6 +10,7 @@ mod capture;
 mod check;
 mod client_faults;
 mod control_fuzz;
+mod drops;
 mod exhausted_pool;
 mod heap_accounts;
 mod host;

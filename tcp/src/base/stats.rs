@@ -1,10 +1,10 @@
 //! Counters, with the names of TCP-MIB (RFC 4022) and Linux's TcpExt where these have one.
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident = $mib:literal),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $name:ident = $mib:literal),* $(,)?) => {
         /// Counters of one stack since its start.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
-        pub struct StackStats { $($(#[$doc])* pub $name: u64),* }
+        pub struct StackStats { $($(#[doc = $doc])* pub $name: u64),* }
 
         impl StackStats {
             /// Adds another worker's counters.
@@ -13,6 +13,13 @@ macro_rules! counters {
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
+            /// Meaning of a counter of [`Self::mib_counters`].
+            pub fn meaning_of(name: &str) -> &'static str {
+                match name {
+                    $($mib => concat!($($doc),*).trim_ascii(),)*
+                    _ => "",
+                }
+            }
             fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$(($mib, self.$name)),*].into_iter()
             }
@@ -20,7 +27,43 @@ macro_rules! counters {
     };
 }
 
+/// Counters of [`StackStats::mib_counters`] that count discarded frames, segments and datagrams, and
+/// requests that are not answered.
+const DROPS: [&str; 26] = [
+    "SiwResetsSkipped",
+    "TcpExtTCPRcvQDrop",
+    "TcpExtOfoPruned",
+    "TcpExtPAWSEstab",
+    "SiwOutOfWindow",
+    "TcpExtTCPAbortOnTimeout",
+    "TcpExtListenDrops",
+    "TcpExtListenOverflows",
+    "TcpExtSyncookiesFailed",
+    "TcpExtTCPAbortOnMemory",
+    "SiwBadAcks",
+    "TcpInCsumErrors",
+    "TcpInErrs",
+    "SiwBadOptions",
+    "IpReasmFails",
+    "IpReasmTimeout",
+    "SiwSourceRouted",
+    "IpInAddrErrors",
+    "SiwOtherAddress",
+    "IpInHdrErrors",
+    "IpInUnknownProtos",
+    "SiwNoPorts",
+    "SiwNoConnection",
+    "ArpTableFull",
+    "SiwControlDrops",
+    "SiwHostDrops",
+];
+
 impl StackStats {
+    /// Counters of discarded and refused frames, with their names in [`Self::mib_counters`].
+    pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.named().filter(|(name, _)| DROPS.contains(name))
+    }
+
     /// Counts the beginning of a fast recovery.
     #[cold]
     pub(crate) fn count_recovery(&mut self, sack: bool) {

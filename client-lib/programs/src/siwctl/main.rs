@@ -76,6 +76,12 @@ enum Show {
     Devices,
     /// Workers with their cores and load
     Workers,
+    /// Dropped frames, refused and lost connections, by reason
+    Drops {
+        /// Also reasons that have not occurred
+        #[arg(short, long)]
+        all: bool,
+    },
     /// Connected processes and their objects
     Clients(objects::Filter),
     /// Users with the resources that they hold

@@ -352,6 +352,19 @@ fn families(stats: &Value, most_clients: usize) -> Families {
             all.add(&format!("worker_{name}"), help, kind, labels(), value);
         }
     }
+    for row in rows(stats, "drops") {
+        // Those of a device are among its counters.
+        if row["device"].is_null() {
+            let reason = row["reason"].as_str().unwrap_or_default().to_owned();
+            all.add(
+                "drops",
+                "Connections refused, not made or lost, and frames without a worker, by reason",
+                Kind::Counter,
+                vec![("reason", reason)],
+                row["count"].as_f64().unwrap_or(0.0),
+            );
+        }
+    }
     let clients = rows(stats, "clients");
     all.add(
         "clients",

@@ -57,6 +57,12 @@ pub fn show(daemon: &siw::Context, show: &Show, json: bool) -> anyhow::Result<St
         Show::Workers => {
             show_statistics(daemon, json, workers_text, |stats| stats["workers"].clone())
         }
+        Show::Drops { all } => show_statistics(
+            daemon,
+            json,
+            |stats| drops_text(rows(stats, "drops"), *all),
+            |stats| stats["drops"].clone(),
+        ),
         Show::Users => show_statistics(daemon, json, users_text, |stats| stats["users"].clone()),
         Show::Config => show_statistics(
             daemon,
@@ -439,6 +445,28 @@ fn workers_text(stats: &Value) -> String {
             of("buffers"),
             of("buffers_free")
         );
+    }
+    out
+}
+
+/// Reasons with their counts; without `all` those that have occurred.
+fn drops_text(rows: &[Value], all: bool) -> String {
+    let mut out = String::new();
+    for row in rows {
+        let count = row["count"].as_u64().unwrap_or(0);
+        if count == 0 && !all {
+            continue;
+        }
+        let _ = writeln!(
+            out,
+            "{:<8} {:<24} {count:>12}  {}",
+            row["device"].as_str().unwrap_or("-"),
+            row["reason"].as_str().unwrap_or_default(),
+            row["meaning"].as_str().unwrap_or_default()
+        );
+    }
+    if out.is_empty() {
+        out.push_str("nothing was dropped or refused\n");
     }
     out
 }
