@@ -31,7 +31,7 @@ const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 /// reported.
 pub fn run_raw(options: &RawOptions, mut on_report: impl FnMut(&RawReport)) -> anyhow::Result<()> {
     let config = options.to_config()?;
-    siwd::host::log_to_stderr("warn").map_err(anyhow::Error::msg)?;
+    siwd::host::log_to_stderr("warn", siwd::host::LogFormat::Text).map_err(anyhow::Error::msg)?;
     // Before DPDK's threads exist, so that none of them receives the signals.
     let signals = siwd::daemon::block_signals()?;
     let ports = RawPorts::open(config)?;

@@ -338,16 +338,27 @@ impl Context {
     /// all clients, others those of their own user. Objects that are made or destroyed meanwhile may be
     /// missing.
     pub fn list_objects(&self, list: ObjectList) -> Result<String, Error> {
+        self.list_objects_after(list, &mut ListPosition::default())
+    }
+
+    /// Reads the part of a list after a position, and moves the position to its end: the next call reads
+    /// later entries, as of the list of ends.
+    pub fn list_objects_after(
+        &self,
+        list: ObjectList,
+        position: &mut ListPosition,
+    ) -> Result<String, Error> {
         let mut text = Vec::new();
         let mut request = ListObjects {
             list: list as u32,
             reserved: 0,
-            after: ListPosition::default(),
+            after: *position,
         };
         loop {
             let (reply, _) = self.0.call_daemon(&request)?;
             let len = (reply.len as usize).min(reply.text.len());
             text.extend_from_slice(&reply.text[..len]);
+            *position = reply.next;
             if reply.is_last != 0 {
                 return Ok(String::from_utf8_lossy(&text).into_owned());
             }

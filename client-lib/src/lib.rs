@@ -294,7 +294,9 @@ pub use panics::contain_panic;
 #[doc(hidden)]
 pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
-pub use siw_shm::control::{AsyncEventKind, ExtentMethod, Limits, ObjectList, QpState};
+pub use siw_shm::control::{
+    AsyncEventKind, ExtentMethod, Limits, ListPosition, ObjectList, QpState,
+};
 pub use siw_shm::{
     Access, AtomicArgs, Opcode, RecvWr, SendData, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,
     WrFlags,

@@ -136,7 +136,7 @@ fn parse_seconds(text: &str) -> Result<f64, Box<dyn Error + Send + Sync>> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Err(error) = siwd::host::log_to_stderr(&args.log) {
+    if let Err(error) = siwd::host::log_to_stderr(&args.log, siwd::host::LogFormat::Text) {
         eprintln!("siw-stream: {error}");
         return ExitCode::from(2);
     }

@@ -40,13 +40,13 @@ const QUEUE_BYTES: usize = 64 << 20;
 /// Buffers kept for further frames, and the longest of them.
 const SPARE_BUFFERS: usize = 4096;
 const SPARE_BYTES: usize = 2048;
-/// Pause of the thread without frames. What it has written is flushed before.
+/// Pause of the thread without frames, before which it flushes its buffer.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 /// Longest wait for the reader of a socket before the end of the capture is looked for.
 const STREAM_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time that the reader of a socket has to take the rest of a capture that was ended.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes of a block of pcapng beside the frame.
+/// Bytes of a block of pcapng in addition to the frame.
 const BLOCK_OVERHEAD: u64 = 48;
 
 /// Direction of a captured frame.
@@ -561,7 +561,7 @@ impl CaptureWriter {
         } = self;
         let is_file = matches!(sink, CaptureSink::File(_));
         let written = write_capture(&queue, sink, &devices, limit, snap_len);
-        // Workers record nothing from here on, whatever the control thread knows.
+        // Workers record nothing from here on, even before the control thread takes the capture from them.
         queue.has_ended.store(true, Ordering::Relaxed);
         while queue.frames.pop().is_some() {}
         let (dropped, bytes) = (

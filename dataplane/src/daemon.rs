@@ -484,6 +484,7 @@ fn settings_json(
         "spin_us": workers.spin_us,
         "resume_latency_us": workers.resume_latency_us,
         "hugepages": hugepages,
+        "dpdk": Eal::version(),
         "devices": devices,
     })
 }

@@ -15,6 +15,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{AccessFlags, Gid, Pid};
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -562,8 +563,17 @@ pub fn end_process_on_panic() {
 /// Exit status after a panic, as of a Rust program whose main thread panics.
 const PANIC_STATUS: i32 = 101;
 
+/// Format of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// A JSON object on each line, with the fields of the message.
+    Json,
+}
+
 /// Sends the log at `levels`, the argument of `--log`, to stderr. May be called once per process.
-pub fn log_to_stderr(levels: &str) -> Result<(), String> {
+pub fn log_to_stderr(levels: &str, format: LogFormat) -> Result<(), String> {
     let filter = parse_filter(levels).map_err(|error| format!("--log {error}"))?;
     let (filter, handle) = tracing_subscriber::reload::Layer::new(filter);
     let _ = LOG_FILTER.set(Box::new(move |filter| {
@@ -572,6 +582,10 @@ pub fn log_to_stderr(levels: &str) -> Result<(), String> {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    let lines = match format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.with_ansi(false).json().flatten_event(true).boxed(),
+    };
     tracing_subscriber::registry()
         .with(lines)
         .with(filter)

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use siwd::config::{Config, ConfigSource, SocketPathError, check_socket_path};
+use siwd::host::LogFormat;
 use siwd::prepared::Prepared;
 
 /// Keeps the state of each queue pair together, in huge pages if the host provides them, and returns
@@ -42,6 +43,10 @@ struct DaemonArgs {
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
 
+    /// Format of the log.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    log_format: LogFormat,
+
     /// Use this control socket instead of the configured one.
     #[arg(long, value_name = "PATH", value_parser = parse_socket)]
     socket: Option<PathBuf>,
@@ -67,7 +72,7 @@ enum DaemonCommand {
 
 fn main() -> ExitCode {
     let args = DaemonArgs::parse();
-    if let Err(error) = siwd::host::log_to_stderr(&args.log) {
+    if let Err(error) = siwd::host::log_to_stderr(&args.log, args.log_format) {
         eprintln!("siwd: {error}");
         return ExitCode::from(2);
     }

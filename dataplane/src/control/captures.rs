@@ -1,5 +1,5 @@
-//! Captures that operators start and end while the daemon runs, beside the configured one. The daemon
-//! opens no file for them: the reader gets a socket, and writes what it reads under its own identity. A
+//! Captures that operators start and end while the daemon runs, in addition to the configured one. The
+//! daemon opens no file for them: the reader gets a socket, and writes the file under its own identity. A
 //! capture ends with its client.
 
 use std::collections::HashSet;

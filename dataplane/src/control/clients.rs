@@ -108,7 +108,7 @@ impl Acceptor {
         }
     }
 
-    /// Changes who may connect and who is an operator, also for the clients that are connected.
+    /// Changes the permissions of the socket and the operators, also for connected clients.
     ///
     /// # Errors
     /// The socket's owner or mode cannot be changed.

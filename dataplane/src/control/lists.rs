@@ -177,7 +177,7 @@ impl Viewer {
         }
     }
 
-    /// Refuses whoever is no operator. `what`: the action, such as "end captures".
+    /// Refuses an action to other users than operators. `what`: the action, for example "end captures".
     pub fn require_operator(self, what: &str) -> Result<(), Refusal> {
         if self.is_operator {
             return Ok(());

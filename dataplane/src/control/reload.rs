@@ -203,7 +203,7 @@ impl Configuration {
         let outcome = ReloadOutcome::compare(&self.current.settings(), &new.settings());
         let had_group = self.current.control.group.is_some();
         let group = group.or_else(|| had_group.then(Gid::effective));
-        // Whatever can fail comes first.
+        // The call that can fail comes first.
         acceptor.apply_settings(resources, &new.control, group, operators)?;
         memory.process_memory = new.control.process_memory;
         new.control.socket = std::mem::take(&mut self.current.control.socket);

@@ -17,6 +17,7 @@ mod host;
 mod limits;
 mod live_capture;
 mod local_clients;
+mod operate;
 mod polled_queues;
 mod quotas;
 mod reload;

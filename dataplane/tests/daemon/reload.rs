@@ -51,7 +51,7 @@ fn a_reload_applies_what_it_can_and_names_the_rest() {
         refused.to_string().contains("queue_pairs_per_client"),
         "{refused}"
     );
-    // What needs a restart is named until it comes; what was applied is in force.
+    // Settings that need a restart are named until it comes; the applied ones are in force.
     let again: Value = serde_json::from_str(&shown(&daemon, &["reload", "--json"])).unwrap();
     assert_eq!(again["applied"], serde_json::json!([]));
     assert_eq!(again["restart"][0]["key"], "device.siw0.mtu");

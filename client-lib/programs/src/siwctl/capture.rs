@@ -298,7 +298,7 @@ mod tests {
             assert_eq!(written, all);
             assert_eq!((blocks.frames, blocks.dropped), (2, 7));
         }
-        // What cannot be a block ends the stream of blocks, and not this program.
+        // Bytes that are no block are kept or passed on.
         let mut blocks = Blocks::default();
         assert!(blocks.take(&[0; 64]).len() <= 64);
     }

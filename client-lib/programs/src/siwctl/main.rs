@@ -4,9 +4,12 @@
 
 mod capture;
 mod connections;
+mod doctor;
 mod metrics;
+mod monitor;
 mod objects;
 mod reload;
+mod report;
 mod stat;
 mod statistics;
 mod top;
@@ -60,8 +63,14 @@ enum Command {
     /// Capture frames of the running siwd
     #[command(subcommand)]
     Capture(capture::CaptureCommand),
-    /// Have siwd read its configuration again, and show what it applied and what needs a restart
+    /// Have siwd read its configuration again; show the settings applied and those that need a restart
     Reload,
+    /// Events as they happen: connections, clients, links
+    Monitor(monitor::MonitorArgs),
+    /// Check this machine for siwd, also without a running one; each finding has its command
+    Doctor,
+    /// Write an archive for a report: lists, counters, settings, ends, doctor; no payload
+    Report(report::ReportArgs),
     /// Live rates of devices and workers, and the clients
     Top(top::TopArgs),
     /// Metrics in the OpenMetrics format, printed or served to Prometheus
@@ -157,8 +166,19 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
         clap_complete::generate(*shell, &mut Arguments::command(), "siwctl", &mut text);
         return Ok(String::from_utf8_lossy(&text).into_owned());
     }
-    let daemon = siw::Context::open(arguments.socket.as_deref())?;
     let json = arguments.json;
+    let socket = arguments.socket.as_deref();
+    match &arguments.command {
+        Command::Doctor => {
+            let (text, is_sound) = doctor::run(socket, json);
+            print(&text)?;
+            anyhow::ensure!(is_sound, "something is at fault");
+            return Ok(String::new());
+        }
+        Command::Report(args) => return report::run(socket, args),
+        _ => {}
+    }
+    let daemon = siw::Context::open(socket)?;
     match &arguments.command {
         Command::Stat(args) => stat::run(&daemon, args, json),
         Command::Show(show) => objects::show(&daemon, show, json),
@@ -177,8 +197,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
         }
         Command::Capture(command) => capture::run(&daemon, command, json),
         Command::Reload => reload::run(&daemon, json),
+        Command::Monitor(args) => monitor::run(&daemon, args, json),
         Command::Top(args) => top::run(&daemon, args),
         Command::Metrics(args) => metrics::run(&daemon, args),
-        Command::Completions { .. } => Ok(String::new()),
+        Command::Completions { .. } | Command::Doctor | Command::Report(_) => Ok(String::new()),
     }
 }

@@ -17,7 +17,8 @@ pub fn ends_text(rows: &[Value]) -> String {
     out
 }
 
-fn end_text(row: &Value) -> String {
+/// An end in one line.
+pub fn end_text(row: &Value) -> String {
     let address = |key: &str| row[key].as_str().unwrap_or("*").to_owned();
     format!(
         "{} lqpn {} pid {} comm {} src-addr {} dst-addr {} {}: {}",

@@ -117,7 +117,7 @@ pub struct OperateReply {
     /// Bytes used in `text`.
     pub len: u32,
     pub reserved: u32,
-    /// Empty, or what the action says of it.
+    /// Empty, or the outcome of the action.
     pub text: [u8; OPERATE_TEXT],
 }
 
