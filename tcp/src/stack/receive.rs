@@ -22,6 +22,7 @@ use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::input::SegmentVerdict;
 use crate::stack::Stack;
+use crate::stack::syn_cookies::CookieAck;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
@@ -386,8 +387,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
             match self.slots.find(&self.shared, key, hash) {
                 Some(i) => self.last_connection = i,
                 None if seg.flags & (SYN | RST | ACK) == ACK
-                    && let Some(cookie) = self.shared.check_cookie(key, seg, origin.src_mac) =>
+                    && let Some(ack) = self.shared.check_cookie(
+                        key,
+                        seg,
+                        buffer.remaining() > 0,
+                        origin.src_mac,
+                    ) =>
                 {
+                    let CookieAck::Proof(cookie) = ack else {
+                        return false;
+                    };
                     let Some(i) = self.open_from_cookie(key, seg, &cookie) else {
                         return false;
                     };

@@ -100,8 +100,9 @@ impl SharedState {
         &mut self,
         key: &FlowKey,
         seg: &Segment,
+        has_data: bool,
         src_mac: [u8; 6],
-    ) -> Option<ReturnedCookie> {
+    ) -> Option<CookieAck> {
         let listener = self.listeners.find(key.local())?;
         let (isn, sequence) = (seg.seq - 1, (seg.ack - 1).0);
         let socket = self.listeners.get(listener)?;
@@ -112,15 +113,25 @@ impl SharedState {
         let age = cookie_period(self.now).wrapping_sub(of) & (PERIODS - 1);
         if age > 1 || sequence != self.cookie_sequence(key, isn, of, mss) {
             self.stats.cookies_failed += 1;
-            return None;
+            // The proof is bound to the first sequence number, which a later segment does not show. A
+            // peer that has lost its connection is reset in other periods.
+            return (age <= 1 && has_data).then_some(CookieAck::Unproven);
         }
-        Some(ReturnedCookie {
+        Some(CookieAck::Proof(ReturnedCookie {
             listener,
             isn,
             sequence: SeqNr(sequence),
             mss: MSS[mss as usize],
-        })
+        }))
     }
+}
+
+/// What an acknowledgement of a cookie of the current periods shows.
+pub(super) enum CookieAck {
+    /// The segment that the cookie asked for.
+    Proof(ReturnedCookie),
+    /// Data that may follow that segment, to be dropped in silence: the peer retransmits both.
+    Unproven,
 }
 
 /// A valid cookie.

@@ -123,6 +123,34 @@ fn a_lost_ack_is_made_good_by_the_data_behind_it() {
     assert_eq!(lab.read(1, server), b"first words");
 }
 
+/// The segments behind the one that proves the cookie arrive first, or while the backlog is full.
+#[test]
+fn data_behind_a_lost_cookie_does_not_reset_the_connection() {
+    let mut lab = Lab::new();
+    lab.connect();
+    lab.net.hosts[1].listen(None, 90, 4, 0).unwrap();
+    fill(&mut lab, 90, 50);
+    let mut left = 2;
+    lab.lose(move |from, frame| {
+        let hit = from == 0
+            && left > 0
+            && Seg::parse(0, frame).is_some_and(|segment| segment.flags & SYN == 0);
+        left -= i32::from(hit);
+        hit
+    });
+    let now = lab.net.now;
+    let client = lab.net.hosts[0]
+        .connect(now, None, None, "10.0.0.2:90".parse().unwrap(), 0)
+        .unwrap();
+    lab.run_ms(1);
+    let data = pattern(20_000);
+    lab.send(0, client, &data);
+    lab.run_ms(2_000);
+    assert!(lab.net.hosts[1].stats().cookies_failed > 0);
+    let server = lab.events[1].last().unwrap().0;
+    assert!(lab.read(1, server) == data);
+}
+
 #[test]
 fn forged_and_stale_cookies_open_nothing() {
     let mut lab = Lab::new();
