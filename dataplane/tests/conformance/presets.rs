@@ -218,7 +218,7 @@ fn two_devices_with_the_windows_preset_exchange_data() {
     assert_eq!(initiator.private_data, b"welcome");
     assert_eq!(
         (initiator.ird, initiator.ord, initiator.mpa_rev),
-        (16, 32, 1)
+        (4, 32, 1)
     );
     assert_eq!(
         (responder.ird, responder.ord, responder.mpa_rev),
