@@ -432,7 +432,7 @@ impl Context {
             text: control::Text::new(text),
         };
         let (reply, _) = self.0.call_daemon(&request)?;
-        Ok(reply.to_text())
+        Ok(reply.read_text())
     }
 }
 

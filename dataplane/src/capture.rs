@@ -781,9 +781,12 @@ mod tests {
         frame
     }
 
+    /// A frame, and the number of those dropped before it.
+    type ReadFrame = (Vec<u8>, Option<u64>);
+
     /// Blocks of a file after its header: written frames with the drops before them, and the numbers of
     /// dropped frames by interface.
-    fn read_back(bytes: &[u8]) -> (Vec<(Vec<u8>, Option<u64>)>, Vec<u64>) {
+    fn read_back(bytes: &[u8]) -> (Vec<ReadFrame>, Vec<u64>) {
         use pcap_file::pcapng::{Block, PcapNgReader};
         let mut reader = PcapNgReader::new(bytes).unwrap();
         let (mut frames, mut dropped) = (Vec::new(), Vec::new());

@@ -939,7 +939,7 @@ impl ControlThread {
                 }
                 HelperReport::HasRoom { uid } => self.context.resources.on_room(uid),
                 HelperReport::Link { device, report } => self.on_link_report(device, &report),
-                HelperReport::ConfigurationRead(loaded) => self.on_configuration_read(loaded),
+                HelperReport::ConfigurationRead(loaded) => self.on_configuration_read(*loaded),
                 HelperReport::ClientGone { account } => {
                     self.context.resources.ledger.close(account);
                 }

@@ -166,14 +166,14 @@ impl Configuration {
         let (source, reporter) = (self.source.clone(), helpers.reporter().clone());
         let read = move || {
             let loaded = LoadedConfiguration::read(&source);
-            reporter.send(HelperReport::ConfigurationRead(loaded));
+            reporter.send(HelperReport::ConfigurationRead(Box::new(loaded)));
         };
         let thread = std::thread::Builder::new().name("siwd-reload".into());
         match thread.spawn(read) {
             Ok(_) => self.is_reading = true,
             Err(error) => {
                 let why = format!("a thread cannot be started: {error}");
-                let report = HelperReport::ConfigurationRead(Err(why));
+                let report = HelperReport::ConfigurationRead(Box::new(Err(why)));
                 helpers.reporter().send(report);
             }
         }

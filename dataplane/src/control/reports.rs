@@ -35,7 +35,7 @@ pub(super) enum HelperReport {
     /// Descriptors of this user are received again.
     HasRoom { uid: u32 },
     /// The configuration was read again, or is wrong.
-    ConfigurationRead(Result<LoadedConfiguration, String>),
+    ConfigurationRead(Box<Result<LoadedConfiguration, String>>),
     /// The link of this device changed.
     Link { device: usize, report: LinkReport },
 }

@@ -71,7 +71,10 @@ impl Worker {
             Command::RemoveSrq { srq } => connections.context.srqs.remove(srq),
             Command::SettleSrq { srq } => connections.context.srqs.leave_old_ring(srq),
             Command::Connect { setup, params } => connections.start_connect(now, *setup, *params),
-            Command::Resolve(request) => connections.start_resolution(now, *request),
+            Command::Resolve(request) => {
+                let (resolutions, mut worker) = connections.resolving();
+                resolutions.start(now, *request, &mut worker);
+            }
             Command::EndResolution { client, resolution } => {
                 connections.resolutions.remove(client, resolution);
             }

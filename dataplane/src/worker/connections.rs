@@ -31,7 +31,7 @@ use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
 use super::pending_connections::PendingConnections;
 use super::port_mapper::PortMapper;
 use super::qp_rings::RingMisuse;
-use super::resolution::Resolutions;
+use super::resolution::{Resolutions, ResolvingWorker};
 use super::scheduler::Scheduler;
 use super::slots::QpSlot;
 use super::thresholds::THRESHOLDS;
@@ -85,6 +85,16 @@ impl Connections {
     /// Queues an event for the control thread.
     pub(super) fn post_event(&mut self, event: Event) {
         self.outgoing_events.push_back(event);
+    }
+
+    /// The resolutions of addresses, and what they use.
+    pub(super) fn resolving(&mut self) -> (&mut Resolutions, ResolvingWorker<'_>) {
+        let worker = ResolvingWorker {
+            ports: &mut self.ports,
+            deadlines: &mut self.deadlines,
+            events: &mut self.outgoing_events,
+        };
+        (&mut self.resolutions, worker)
     }
 
     /// Marks the queue pairs that clients have posted to as ready. Returns true if there were any.
@@ -318,7 +328,8 @@ impl Connections {
                 self.drop_pending(now, slot, true);
             }
             self.stop_listening_on(now, port);
-            self.fail_resolutions_on(port);
+            let (resolutions, mut worker) = self.resolving();
+            resolutions.fail_all_on(port, &mut worker);
             let on_port = self
                 .queue_pairs
                 .select(|queue_pair| queue_pair.port == port && queue_pair.conn.is_some());

@@ -113,6 +113,7 @@ impl DropReason {
             | MpaError::UnexpectedReply
             | MpaError::OwnPrivateDataTooLong(_)
             | MpaError::EnhancedTooShort
+            | MpaError::DepthsMissing
             | MpaError::EnhancedMismatch
             | MpaError::WrongState => DropReason::MpaFrame,
         }

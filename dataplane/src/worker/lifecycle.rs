@@ -665,7 +665,8 @@ impl Connections {
                 DeadlineOwner::Pending(slot) => self.on_pending_deadline(now, slot),
                 DeadlineOwner::Polls(slot) => self.check_polls(now, slot),
                 DeadlineOwner::Resolution(client, resolution) => {
-                    self.continue_resolution(now, client, resolution);
+                    let (resolutions, mut worker) = self.resolving();
+                    resolutions.look_up(now, client, resolution, &mut worker);
                 }
             }
         }

@@ -2,15 +2,16 @@
 //! solicited until it answers or the consumer's time-out has passed, and a source port is drawn, which
 //! the connect then uses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use siw_iwarp::TxRecord;
 use siw_tcp::{Instant, QuotaOwner, StackError};
 
-use super::connections::Connections;
-use super::deadlines::DeadlineOwner;
+use super::deadlines::{DeadlineOwner, Deadlines};
 use super::messages::{Event, ResolutionFailure, ResolutionRequest};
+use crate::datapath::port::WorkerPort;
 use crate::ids::{ClientId, ResolutionId};
 
 /// Shortest and longest pause until the next look at a neighbour that has not answered. Between them, it
@@ -24,6 +25,13 @@ struct Resolution {
     /// Index of its device's port in the worker.
     port: usize,
     begin: Instant,
+}
+
+/// What resolutions use of their worker.
+pub(super) struct ResolvingWorker<'a> {
+    pub ports: &'a mut [WorkerPort<TxRecord>],
+    pub deadlines: &'a mut Deadlines,
+    pub events: &'a mut VecDeque<Event>,
 }
 
 /// Resolutions in progress in one worker.
@@ -40,12 +48,15 @@ impl Resolutions {
     pub(super) fn remove_client(&mut self, client: ClientId) {
         self.0.retain(|(owner, _), _| *owner != client);
     }
-}
 
-impl Connections {
     /// Starts a resolution; it ends at once if the neighbour is known.
-    pub(super) fn start_resolution(&mut self, now: Instant, request: ResolutionRequest) {
-        let mut ports = self.ports.iter();
+    pub(super) fn start(
+        &mut self,
+        now: Instant,
+        request: ResolutionRequest,
+        worker: &mut ResolvingWorker<'_>,
+    ) {
+        let mut ports = worker.ports.iter();
         let (client, number) = (request.client, request.resolution);
         match ports.position(|port| port.device == request.device) {
             Some(port) => {
@@ -55,21 +66,22 @@ impl Connections {
                     port,
                     begin,
                 };
-                self.resolutions.0.insert((client, number), started);
-                self.continue_resolution(now, client, number);
+                self.0.insert((client, number), started);
+                self.look_up(now, client, number, worker);
             }
-            None => self.end_resolution(client, number, Err(ResolutionFailure::NoDevice)),
+            None => self.end(client, number, Err(ResolutionFailure::NoDevice), worker),
         }
     }
 
     /// Looks up the neighbour of a resolution, and ends it or waits longer.
-    pub(super) fn continue_resolution(
+    pub(super) fn look_up(
         &mut self,
         now: Instant,
         client: ClientId,
         number: ResolutionId,
+        worker: &mut ResolvingWorker<'_>,
     ) {
-        let Some(resolution) = self.resolutions.0.get(&(client, number)) else {
+        let Some(resolution) = self.0.get(&(client, number)) else {
             return;
         };
         let request = &resolution.request;
@@ -78,7 +90,7 @@ impl Connections {
             client: client.0 as u32,
             user: request.user,
         };
-        let stack = &mut self.ports[resolution.port].stack;
+        let stack = &mut worker.ports[resolution.port].stack;
         let (local, remote) = (request.local, request.remote);
         let outcome = match stack.resolve_neighbour(now, owner, remote.ip()) {
             Ok(true) if local.port() != 0 => Ok(local),
@@ -91,23 +103,24 @@ impl Connections {
                     let passed = now - resolution.begin;
                     let next = now + (passed / 4).clamp(PAUSE_MIN, PAUSE_MAX);
                     let owner = DeadlineOwner::Resolution(client, number);
-                    return self.deadlines.insert(next.min(end), owner);
+                    return worker.deadlines.insert(next.min(end), owner);
                 }
                 Err(ResolutionFailure::TimedOut)
             }
             Err(error) => Err(ResolutionFailure::Local(error)),
         };
-        self.end_resolution(client, number, outcome);
+        self.end(client, number, outcome, worker);
     }
 
-    fn end_resolution(
+    fn end(
         &mut self,
         client: ClientId,
         resolution: ResolutionId,
         outcome: Result<SocketAddr, ResolutionFailure>,
+        worker: &mut ResolvingWorker<'_>,
     ) {
-        self.resolutions.remove(client, resolution);
-        self.post_event(Event::Resolved {
+        self.remove(client, resolution);
+        worker.events.push_back(Event::Resolved {
             client,
             resolution,
             outcome,
@@ -115,14 +128,14 @@ impl Connections {
     }
 
     /// Ends the resolutions on a port that is removed.
-    pub(super) fn fail_resolutions_on(&mut self, port: usize) {
-        let all = self.resolutions.0.iter();
+    pub(super) fn fail_all_on(&mut self, port: usize, worker: &mut ResolvingWorker<'_>) {
+        let all = self.0.iter();
         let on_port: Vec<_> = all
             .filter(|(_, resolution)| resolution.port == port)
             .map(|(key, _)| *key)
             .collect();
         for (client, number) in on_port {
-            self.end_resolution(client, number, Err(ResolutionFailure::NoDevice));
+            self.end(client, number, Err(ResolutionFailure::NoDevice), worker);
         }
     }
 }

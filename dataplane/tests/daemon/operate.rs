@@ -44,7 +44,7 @@ fn events_are_printed_as_they_happen() {
     // This process's queue pairs end; siwctl itself comes and goes as a client, or is not seen at all.
     daemon.context().end_queue_pair(a.qp.qp_num()).unwrap();
     let mut reasons = Vec::new();
-    while reasons.len() < 1 {
+    while reasons.is_empty() {
         let event = next();
         if event["event"] == "connection" {
             reasons.push(event["row"]["reason"].clone());

@@ -273,9 +273,7 @@ fn content_of<B: RecvBuf>(
         _ if next == PROTOCOL_TCP => {
             let stats = &whole.head.chunk()[at..];
             let ports = (read_u16(stats, 2), read_u16(stats, 0));
-            let Some(key) = FlowKey::new(dst, ports.0, src, ports.1) else {
-                return None;
-            };
+            let key = FlowKey::new(dst, ports.0, src, ports.1)?;
             FrameContent::Tcp { key, ce }
         }
         _ => {

@@ -135,7 +135,7 @@ impl OperateReply {
     }
 
     /// The text.
-    pub fn to_text(&self) -> String {
+    pub fn read_text(&self) -> String {
         let len = (self.len as usize).min(OPERATE_TEXT);
         String::from_utf8_lossy(&self.text[..len]).into_owned()
     }
