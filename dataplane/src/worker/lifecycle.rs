@@ -300,6 +300,9 @@ impl Connections {
     ) {
         // Before the flushed requests are added.
         let unpolled = self.find_unpolled(now, slot);
+        let queue_pair = self.queue_pairs.get(slot);
+        let close = queue_pair.and_then(|queue_pair| queue_pair.protocol.requested_close());
+        let is_own_abort = matches!(close, Some(CloseKind::Abort));
         self.with_queue_pair(slot, |protocol, view| protocol.on_tcp_closed(view, reason));
         self.ports[port].stack.release(now, conn);
         self.context.split_records.remove_queue_pair(slot);
@@ -316,7 +319,7 @@ impl Connections {
             if !queue_pair.is_some_and(|queue_pair| is_quiet(&queue_pair.protocol)) {
                 self.post_last_wqe(slot);
             }
-            self.post_disconnected(slot, reason, unpolled.is_some());
+            self.post_disconnected(slot, reason, unpolled.is_some(), is_own_abort);
             if let Some(unpolled) = unpolled {
                 self.await_polls(now, slot, unpolled);
             }
@@ -398,7 +401,13 @@ impl Connections {
         }
     }
 
-    fn post_disconnected(&mut self, slot: QpSlot, reason: CloseReason, has_unpolled: bool) {
+    fn post_disconnected(
+        &mut self,
+        slot: QpSlot,
+        reason: CloseReason,
+        has_unpolled: bool,
+        is_own_abort: bool,
+    ) {
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return;
         };
@@ -416,7 +425,9 @@ impl Connections {
         let is_lost = protocol.found_error() == Some(TerminateCode::MPA_TCP_LOST);
         let sent = found.filter(|_| !is_lost);
         let failure = received.or(sent).or(by_tcp).or(found);
-        if let Some(reason) = &failure {
+        // An operator or the client has ended it, without an error.
+        let is_wanted = is_own_abort && matches!(failure, Some(DisconnectReason::Reset));
+        if let Some(reason) = failure.as_ref().filter(|_| !is_wanted) {
             self.drops.count(DropReason::of_end(reason));
         }
         self.post_event(Event::Disconnected {

@@ -97,7 +97,10 @@ fn a_request_that_the_device_refuses_is_logged_in_words() {
     let any = "10.77.0.2:0".parse().unwrap();
     let listener = CmListener::new(&server, None, any, 8, 0).unwrap();
     let address = listener.local_addr();
-    let options = ConnectOptions::default();
+    let options = ConnectOptions {
+        src: Some("10.77.0.1:0".parse().unwrap()),
+        ..Default::default()
+    };
     end.qp.connect(&end.cm, address, &options).unwrap();
     let refused = next(&end.cm);
     assert!(matches!(refused, CmEvent::Rejected(_)), "{refused:?}");

@@ -329,5 +329,5 @@ fn a_capture_ends_at_its_limit() {
     assert!(status.success(), "{said}");
     let len = std::fs::metadata(&file).unwrap().len();
     assert!((10 << 10..22 << 10).contains(&len), "{len}");
-    assert!(frames_in(&file).0 > 10);
+    assert!(frames_in(&file).0 > 2);
 }
