@@ -91,7 +91,7 @@ pub struct Config {
 }
 
 /// Configuration of the embedded loopback.
-const EMBEDDED: &str = include_str!("../../config/loopback.toml");
+const EMBEDDED: &str = include_str!("../../../config/loopback.toml");
 
 /// Source of a configuration: a file, or the embedded loopback, and the settings of the command line
 /// that take precedence.
@@ -366,7 +366,7 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
 
     #[test]
     fn the_reference_names_every_setting_with_its_default() {
-        let text = include_str!("../../config/reference.toml");
+        let text = include_str!("../../../config/reference.toml");
         let all = Config::parse_text(Path::new("reference.toml"), text).unwrap();
         let short = GOOD
             .replace("\"lo\"", "\"loopback\"")

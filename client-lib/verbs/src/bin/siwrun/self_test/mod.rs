@@ -10,7 +10,7 @@
 //! | `operations.rs` | work requests, events, states |
 //! | `proof.rs` | outcome of a check |
 
-#[path = "../../abi.rs"]
+#[path = "../../../abi.rs"]
 mod abi;
 mod capabilities;
 mod completions;
