@@ -32,7 +32,7 @@ mod windows;
 
 use crate::context::ClientInner;
 use crate::locking::lock_unpoisoned;
-use crate::{Access, Error, Pd};
+use crate::{Access, Error, Failed, Pd};
 use duplicate::MappedFile;
 pub use fork::watch_forks;
 pub use owned::{OwnedMr, StableBuffer};
@@ -51,6 +51,7 @@ use siw_shm::control::{
 use siw_shm::shared_memory::PAGE;
 use state::State;
 use std::collections::VecDeque;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -162,6 +163,38 @@ impl Pd {
             parts: Box::new(parts),
             gone: false,
         })
+    }
+
+    /// Registers a buffer, which belongs to the region until it is deregistered. Otherwise as
+    /// [`Pd::reg_memory`].
+    ///
+    /// # Errors
+    /// The buffer comes back if the daemon refused. After [`Error::Timeout`] and
+    /// [`Error::DaemonGone`] it is unknown whether the buffer is registered, and it is leaked.
+    pub fn register<O: StableBuffer>(
+        &self,
+        buffer: O,
+        access: Access,
+    ) -> Result<OwnedMr<O>, Failed<Option<O>>> {
+        let mut buffer = MaybeUninit::new(buffer);
+        // SAFETY: initialised by the line above.
+        let (start, len) = unsafe { buffer.assume_init_mut() }.bytes();
+        // SAFETY: by the contract of `StableBuffer` the bytes stay where they are as long as the
+        // buffer is not dropped. `OwnedMr` neither accesses nor drops it before the region is
+        // deregistered.
+        match unsafe { self.reg_memory(start, len, access) } {
+            Ok(region) => Ok(OwnedMr {
+                region: ManuallyDrop::new(region),
+                buffer: Some(buffer),
+            }),
+            Err(error) => {
+                let is_refused = self.ctx().known_alive();
+                // SAFETY: initialised above. The daemon has answered each request, so the buffer
+                // is not registered.
+                let object = is_refused.then(|| unsafe { buffer.assume_init() });
+                Err(Failed { object, error })
+            }
+        }
     }
 }
 

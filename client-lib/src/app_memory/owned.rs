@@ -1,14 +1,14 @@
-//! Registered buffers that belong to their region: the safe form of [`Pd::reg_memory`].
+//! Registered buffers that belong to their region: the safe form of [`Pd::reg_memory`](crate::Pd::reg_memory).
 
 use super::AppMr;
+use crate::Error;
 use crate::error::Failed;
 use crate::slices::{RegionKeys, region_methods};
-use crate::{Access, Error, Pd};
 use siw_shm::shared_memory::copy_bytes;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// An owned buffer of plain numbers that stays at one address, as needed by [`Pd::register`].
+/// An owned buffer of plain numbers that stays at one address, as needed by [`Pd::register`](crate::Pd::register).
 ///
 /// # Safety
 /// [`Self::bytes`] returns the same range each time, also after the value was moved. The range is
@@ -60,44 +60,10 @@ stable_buffers!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64);
 /// thread, because the daemon has to confirm that peers cannot write to it any more. If it does not,
 /// the buffer is leaked.
 pub struct OwnedMr<O: StableBuffer> {
-    region: ManuallyDrop<AppMr>,
+    pub(super) region: ManuallyDrop<AppMr>,
     /// None once the buffer was returned or freed. `MaybeUninit`, because a `Box` that is moved
     /// asserts that nothing else accesses its content.
-    buffer: Option<MaybeUninit<O>>,
-}
-
-impl Pd {
-    /// Registers a buffer, which belongs to the region until it is deregistered. Otherwise as
-    /// [`Pd::reg_memory`].
-    ///
-    /// # Errors
-    /// The buffer comes back if the daemon refused. After [`Error::Timeout`] and
-    /// [`Error::DaemonGone`] it is unknown whether the buffer is registered, and it is leaked.
-    pub fn register<O: StableBuffer>(
-        &self,
-        buffer: O,
-        access: Access,
-    ) -> Result<OwnedMr<O>, Failed<Option<O>>> {
-        let mut buffer = MaybeUninit::new(buffer);
-        // SAFETY: initialised by the line above.
-        let (start, len) = unsafe { buffer.assume_init_mut() }.bytes();
-        // SAFETY: by the contract of `StableBuffer` the bytes stay where they are as long as the
-        // buffer is not dropped. `OwnedMr` neither accesses nor drops it before the region is
-        // deregistered.
-        match unsafe { self.reg_memory(start, len, access) } {
-            Ok(region) => Ok(OwnedMr {
-                region: ManuallyDrop::new(region),
-                buffer: Some(buffer),
-            }),
-            Err(error) => {
-                let is_refused = self.ctx().known_alive();
-                // SAFETY: initialised above. The daemon has answered each request, so the buffer
-                // is not registered.
-                let object = is_refused.then(|| unsafe { buffer.assume_init() });
-                Err(Failed { object, error })
-            }
-        }
-    }
+    pub(super) buffer: Option<MaybeUninit<O>>,
 }
 
 impl<O: StableBuffer> OwnedMr<O> {

@@ -1,8 +1,6 @@
 //! The state that all connections of a stack share. It is separate from the connections so that one
 //! connection and this state can be borrowed at the same time.
 
-use crate::tcb::Tcb;
-use crate::tcb::flags::ConnectionFlags;
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
@@ -15,6 +13,7 @@ use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
 use crate::config::{IpCidr, LearnedRoutes, StackConfig};
+use crate::congestion::window::initial_window;
 use crate::connection::closing_list::ClosingLists;
 use crate::connection::listeners::Listeners;
 use crate::connection::side_table::{SideFlags, SideTable};
@@ -24,6 +23,8 @@ use crate::link::control_queue::ControlQueue;
 use crate::link::neighbours::Neighbours;
 use crate::link::tso_watch::TsoWatch;
 use crate::pmtu::search::Paths;
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::rtt::RtoLimits;
 use crate::wire::flow_key::{FlowKey, TableHasher};
 use crate::wire::frame;
@@ -202,6 +203,12 @@ impl TcpContext<'_> {
 }
 
 impl SharedState {
+    /// Returns the initial congestion window in bytes (RFC 6928).
+    #[inline]
+    pub(crate) fn initial_window(&self, tcb: &Tcb) -> u32 {
+        initial_window(self.config.initial_window, u32::from(tcb.emss))
+    }
+
     /// Returns the state of a stack without connections. `config` has been validated.
     pub(crate) fn new(config: StackConfig, now: Instant) -> Self {
         let mut recv_wscale = config.window_scale;

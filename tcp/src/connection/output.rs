@@ -5,9 +5,8 @@ use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, SinkFull};
 use crate::base::state::TcpState;
 use crate::congestion::RecoveryPhase;
-use crate::congestion::window::initial_window;
 use crate::connection::Connection;
-use crate::connection::context::{SharedState, TcpContext};
+use crate::connection::context::TcpContext;
 use crate::connection::sender::Sender;
 use crate::pmtu::probe::ProbeStep;
 use crate::queues::send_queue::{
@@ -22,14 +21,6 @@ use crate::wire::template::SegmentFields;
 /// A segment with at most this number of unused bytes counts as full: FPDUs are multiples of four
 /// bytes.
 const MAX_PADDING: u32 = 3;
-
-impl SharedState {
-    /// Returns the initial congestion window in bytes (RFC 6928).
-    #[inline]
-    pub(crate) fn initial_window(&self, tcb: &Tcb) -> u32 {
-        initial_window(self.config.initial_window, u32::from(tcb.emss))
-    }
-}
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Returns the length of a segment's headers and the metadata for the sink.
