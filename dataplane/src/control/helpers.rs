@@ -12,6 +12,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::libc;
 use siw_shm::SharedMemory;
@@ -258,11 +259,28 @@ fn empty_queue(queue: DisposalQueue, queues: &DisposalQueues, reporter: &Reporte
     }
 }
 
-/// Drops objects that hold the last references of sockets with SO_LINGER set by a client. Their close would last as long as the client likes, except in a thread that exits: for that one the
-/// kernel does not wait (PF_EXITING in `inet_release`). So a short-lived thread gets a table of
-/// descriptors of its own, this thread drops the objects, and the exit of the other thread closes the
-/// last references.
+/// Drops objects that hold the last references of sockets with SO_LINGER set by a client. Their close
+/// would last as long as the client likes, except in a thread that exits: for that one the kernel does
+/// not wait (PF_EXITING in `inet_release`). So a short-lived thread gets a table of descriptors of its
+/// own, this thread drops the objects, and the exit of the other thread closes the last references.
 fn close_without_lingering(doomed: Vec<Box<dyn Send>>) {
+    let mut pause = Duration::from_millis(10);
+    let (drop_done, exiting) = loop {
+        if let Some(started) = start_closing_thread() {
+            break started;
+        }
+        // The machine has no room for another thread. The objects wait, because a close here could take
+        // minutes for each.
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_secs(1));
+    };
+    drop(doomed);
+    drop(drop_done);
+    let _ = exiting.join();
+}
+
+/// Starts a thread with copies of all descriptors, which ends when the returned sender is dropped.
+fn start_closing_thread() -> Option<(mpsc::Sender<()>, JoinHandle<()>)> {
     let (has_copies, copied) = mpsc::channel();
     let (drop_done, may_exit) = mpsc::channel::<()>();
     let exiting = std::thread::Builder::new()
@@ -273,12 +291,13 @@ fn close_without_lingering(doomed: Vec<Box<dyn Send>>) {
             // Ends when the other side is dropped.
             let _ = may_exit.recv();
         });
-    let _ = copied.recv();
-    drop(doomed);
-    drop(drop_done);
-    if let Ok(exiting) = exiting {
-        let _ = exiting.join();
+    let exiting = exiting.ok()?;
+    if copied.recv() == Ok(true) {
+        return Some((drop_done, exiting));
     }
+    drop(drop_done);
+    let _ = exiting.join();
+    None
 }
 
 /// Allocates arenas, a part of each in turn, until the order channel is closed.
