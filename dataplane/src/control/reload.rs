@@ -13,16 +13,14 @@ use siw_shm::control::messages as m;
 use super::clients::Acceptor;
 use super::heap::heap_of_one;
 use super::helpers::Helpers;
+use super::loaded_configuration::LoadedConfiguration;
 use super::memory::Memory;
-use super::operators::Operators;
 use super::pending::PendingReply;
 use super::quotas::{HostCapacity, QuotaLimits};
 use super::refusal::Refusal;
 use super::reports::HelperReport;
 use super::resources::Resources;
 use crate::config::{Config, ConfigSource};
-use crate::host;
-use crate::prepared::look_up_operators;
 
 /// Settings of `[limits]` that workers read at their start.
 const LIMITS_OF_WORKERS: [&str; 2] = ["limits.connections", "limits.pending_connections_per_user"];
@@ -100,28 +98,6 @@ impl ReloadOutcome {
         if self.applied.is_empty() && self.restart.is_empty() {
             tracing::info!("configuration reloaded: no setting has changed");
         }
-    }
-}
-
-/// A configuration that was read and checked, with the ids of its groups.
-pub struct LoadedConfiguration {
-    config: Config,
-    operators: Operators,
-    group: Option<Gid>,
-}
-
-impl LoadedConfiguration {
-    /// Reads the configuration, and looks up the groups that it names.
-    fn read(source: &ConfigSource) -> Result<LoadedConfiguration, String> {
-        let config = source.load().map_err(|error| error.to_string())?;
-        let operators = look_up_operators(&config).map_err(|error| error.to_string())?;
-        let group = config.control.group.as_ref();
-        let group = group.map(|group| host::find_group(group.get_ref()));
-        Ok(LoadedConfiguration {
-            group: group.transpose()?,
-            operators,
-            config,
-        })
     }
 }
 

@@ -8,9 +8,9 @@ use dpdk::{LinkStatus, PortEvent};
 use siw_shm::SharedMemory;
 use siw_shm::doorbell::SleepFlag;
 
+use super::loaded_configuration::LoadedConfiguration;
 use super::quotas::{Account, Quota};
 use super::refusal::Refusal;
-use super::reload::LoadedConfiguration;
 use crate::ids::{ClientId, CommandToken};
 
 /// A new arena, and its DMA mapping if NICs read it.
