@@ -144,14 +144,14 @@ impl Endpoints {
             };
             let is_first_fragment = word(6)? & 0x1FFF == 0;
             let header = usize::from(packet.first()? & 15) * 4;
-            let protocol = is_first_fragment.then_some(packet[9]);
+            let protocol = is_first_fragment.then_some(*packet.get(9)?);
             (address(12)?, address(16)?, protocol, header)
         } else {
             let address = |at: usize| {
                 let octets: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
                 Some(IpAddr::from(octets))
             };
-            (address(8)?, address(24)?, Some(packet[6]), 40)
+            (address(8)?, address(24)?, Some(*packet.get(6)?), 40)
         };
         let has_ports = matches!(protocol, Some(TCP | UDP));
         let ports = word(transport).zip(word(transport + 2));
