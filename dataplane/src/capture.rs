@@ -784,14 +784,16 @@ mod tests {
     /// A frame, and the number of those dropped before it.
     type ReadFrame = (Vec<u8>, Option<u64>);
 
-    /// Blocks of a file after its header: written frames with the drops before them, and the numbers of
-    /// dropped frames by interface.
+    /// Blocks of a file after its header, up to the first that is not whole: written frames with the
+    /// drops before them, and the numbers of dropped frames by interface.
     fn read_back(bytes: &[u8]) -> (Vec<ReadFrame>, Vec<u64>) {
         use pcap_file::pcapng::{Block, PcapNgReader};
-        let mut reader = PcapNgReader::new(bytes).unwrap();
         let (mut frames, mut dropped) = (Vec::new(), Vec::new());
-        while let Some(block) = reader.next_block() {
-            match block.unwrap() {
+        let Ok(mut reader) = PcapNgReader::new(bytes) else {
+            return (frames, dropped);
+        };
+        while let Some(Ok(block)) = reader.next_block() {
+            match block {
                 Block::EnhancedPacket(packet) => {
                     let drops = packet.options.iter().find_map(|option| match option {
                         EnhancedPacketOption::DropCount(count) => Some(*count),
