@@ -52,10 +52,8 @@ fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
     for _ in 0..3 {
         assert_eq!(b.wc().status, WcStatus::SUCCESS);
     }
-    assert_ne!(
-        post(Opcode::Write, none, 0, 8, rkey ^ 0x77),
-        WcStatus::SUCCESS
-    );
+    // It may be acknowledged, and so complete, before the peer's Terminate arrives.
+    post(Opcode::Write, none, 0, 8, rkey ^ 0x77);
     for end in [&a, &b] {
         assert!(matches!(
             end.cm.get_event(Some(PATIENCE)).unwrap(),
