@@ -548,16 +548,26 @@ static int bind_to(const char *text, unsigned interface, const char **device)
     return error;
 }
 
-/* The same of rdma_resolve_addr. */
+/* The same of rdma_resolve_addr. Nobody has the address that ends in 77. */
 static int resolve(const char *text, unsigned interface, const char **device)
 {
     struct sockaddr_in6 address = address_of(text, interface), *local;
-    struct rdma_cm_id *id = create(rdma_create_event_channel());
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    struct rdma_cm_id *id = create(channel);
+    struct rdma_cm_event *event;
     int error = rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000) ? errno : 0;
     *device = error ? "" : ibv_get_device_name(id->verbs->device);
+    if (error)
+        return error;
+    CHECK(rdma_get_cm_event(channel, &event) == 0);
+    int is_found = event->event == RDMA_CM_EVENT_ADDR_RESOLVED;
+    CHECK(is_found || event->event == RDMA_CM_EVENT_ADDR_ERROR);
+    CHECK(is_found == !!strcmp(text, "fe80::77"));
+    CHECK(rdma_ack_cm_event(event) == 0);
     local = (struct sockaddr_in6 *)rdma_get_local_addr(id);
-    CHECK(error || (IN6_IS_ADDR_LINKLOCAL(&local->sin6_addr) && local->sin6_scope_id == interface));
-    return error;
+    CHECK(!is_found
+          || (IN6_IS_ADDR_LINKLOCAL(&local->sin6_addr) && local->sin6_scope_id == interface));
+    return 0;
 }
 
 int main(void)

@@ -202,11 +202,17 @@ pub fn restart_search(
 }
 
 /// Processes the outcome of a search. Returns false if the identifier waits for none.
-pub fn on_search_ended(state: &mut IdState, info: &ConnectionInfo) -> bool {
+pub fn on_search_ended(state: &mut IdState, info: &mut ConnectionInfo) -> bool {
     if state.resolved != Resolved::Pending {
         return false;
     }
     if let Some(ended) = state.resolution.take() {
+        // The daemon draws the port. Only the address found before has its interface.
+        if let Some(drawn) = info.local {
+            let mut local = ended.from.local;
+            local.set_port(drawn.port());
+            info.local = Some(local);
+        }
         ended.search.forget();
     }
     if info.errno == 0 {

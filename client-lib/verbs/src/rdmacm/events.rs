@@ -92,9 +92,9 @@ fn dispatch(event: RdmaCmEvent) {
 }
 
 /// Queues the outcome of rdma_resolve_addr(3).
-fn dispatch_search_end(kind: rdma_cm_event_type, info: ConnectionInfo) {
+fn dispatch_search_end(kind: rdma_cm_event_type, mut info: ConnectionInfo) {
     with_registered(id_of(&info), |id| {
-        let is_awaited = on_search_ended(&mut id.lock_state(), &info);
+        let is_awaited = on_search_ended(&mut id.lock_state(), &mut info);
         if is_awaited {
             id.push_event(QueuedEvent::Plain(PlainEvent {
                 id: id.registered(),
