@@ -151,7 +151,11 @@ fn charged_heap(observer: &siw::Context) -> u64 {
 #[test]
 fn everything_that_a_client_makes_the_daemon_allocate_is_on_its_account() {
     type Request<'a> = &'a dyn Fn(&mut Greedy, u32);
-    let d = Daemon::loopback();
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = daemon_command(dir.path(), LOOPBACK, &[]);
+    // With huge pages, each thread's first small object may take 2 MiB.
+    let child = command.env("MIMALLOC_ALLOW_THP", "0").spawn().unwrap();
+    let d = Daemon::wait_ready(dir, child);
     let observer = d.context();
     charged_heap(&observer);
     let device = observer.query_devices().unwrap()[0].clone();
