@@ -217,6 +217,18 @@ impl CaptureQueue {
         let dropped = self.dropped.get(interface as usize);
         dropped.map_or(0, |count| count.load(Ordering::Relaxed))
     }
+
+    fn counters(&self) -> CaptureCounters {
+        let dropped = self
+            .dropped
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed));
+        CaptureCounters {
+            frames: self.frames_written.load(Ordering::Relaxed),
+            bytes: self.bytes_written.load(Ordering::Relaxed),
+            dropped: dropped.sum(),
+        }
+    }
 }
 
 /// Counters of a capture.
@@ -288,16 +300,7 @@ impl CaptureTap {
 
     /// Counters so far.
     pub fn counters(&self) -> CaptureCounters {
-        let queue = &*self.queue;
-        let dropped = queue
-            .dropped
-            .iter()
-            .map(|count| count.load(Ordering::Relaxed));
-        CaptureCounters {
-            frames: queue.frames_written.load(Ordering::Relaxed),
-            bytes: queue.bytes_written.load(Ordering::Relaxed),
-            dropped: dropped.sum(),
-        }
+        self.queue.counters()
     }
 }
 
@@ -564,12 +567,7 @@ impl CaptureWriter {
         // Workers record nothing from here on, even before the control thread takes the capture from them.
         queue.has_ended.store(true, Ordering::Relaxed);
         while queue.frames.pop().is_some() {}
-        let (dropped, bytes) = (
-            (0..devices.len() as u32)
-                .map(|interface| queue.dropped_of(interface))
-                .sum::<u64>(),
-            queue.bytes_written.load(Ordering::Relaxed),
-        );
+        let CaptureCounters { dropped, bytes, .. } = queue.counters();
         match written {
             Ok(CaptureEnd::LimitReached) => {
                 tracing::warn!(bytes, dropped, "capture {name}: the limit is reached");

@@ -62,7 +62,8 @@ const POOL_CACHE: u32 = 256;
 /// ends the process.
 ///
 /// # Errors
-/// The configuration has a mistake, or a resource is missing; the error names the command that provides it, and the host is unchanged.
+/// The configuration has a mistake, or a resource is missing; the error names the command that provides
+/// it, and the host is unchanged.
 pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
     let config = source.load()?;
     host::end_process_on_panic();

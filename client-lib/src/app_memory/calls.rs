@@ -129,6 +129,11 @@ fn is_ours(mapping: &Mapping) -> bool {
     mapping.shared && mapping.file.is_some_and(is_remapped_file)
 }
 
+/// The mapping that holds an address. `maps` is /proc/self/maps.
+fn mapping_at(maps: &File, address: usize) -> Result<Option<Mapping>, Errno> {
+    Ok(find_mapping(maps, address)?.filter(|found| found.range.start <= address))
+}
+
 pub(super) fn open_maps() -> Result<File, Errno> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -237,7 +242,7 @@ fn find_parts(range: &Range<usize>, new_len: usize) -> Result<Option<(File, Prot
     let (mut at, mut count, mut ours) = (range.start, 0, 0);
     let mut prot = ProtFlags::empty();
     while at < range.end {
-        let Some(mapping) = find_mapping(&maps, at)?.filter(|found| found.range.start <= at) else {
+        let Some(mapping) = mapping_at(&maps, at)? else {
             return Ok(None);
         };
         if !is_ours(&mapping) && !mapping.is_private_anonymous() {
@@ -273,10 +278,8 @@ pub unsafe fn must_be_copied(block: usize) -> bool {
     let size = unsafe { ((block - WORD) as *const usize).read_volatile() };
     size & IS_MMAPPED != 0
         && open_maps()
-            .and_then(|maps| find_mapping(&maps, page))
-            .is_ok_and(|found| {
-                found.is_some_and(|found| found.range.start <= page && is_ours(&found))
-            })
+            .and_then(|maps| mapping_at(&maps, page))
+            .is_ok_and(|found| found.is_some_and(|found| is_ours(&found)))
 }
 
 /// Moves and resizes a range of several mappings, as mremap(2) does with one.
@@ -341,10 +344,8 @@ fn move_each(maps: &File, from: &Range<usize>, to: usize) -> Result<(), (Errno, 
     let mut at = from.start;
     while at < from.end {
         let moved = at - from.start;
-        let found = find_mapping(maps, at).map_err(|error| (error, moved))?;
-        let mapping = found
-            .filter(|found| found.range.start <= at)
-            .ok_or((Errno::FAULT, moved))?;
+        let found = mapping_at(maps, at).map_err(|error| (error, moved))?;
+        let mapping = found.ok_or((Errno::FAULT, moved))?;
         let len = mapping.range.end.min(from.end) - at;
         let (source, place) = (at as *mut c_void, (to + moved) as *mut c_void);
         // SAFETY: the destination was reserved for these pages, and the caller of mremap(2) gives

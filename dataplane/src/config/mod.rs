@@ -332,10 +332,11 @@ fn add_settings(settings: &mut BTreeMap<String, Value>, key: &str, value: &Value
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const GOOD: &str = r#"
+    /// A pair of devices.
+    pub(crate) const GOOD: &str = r#"
 [[device]]
 name = "siw0"
 pair = "lo"

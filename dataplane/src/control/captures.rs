@@ -113,16 +113,14 @@ impl Captures {
         }
         let queue_pairs = selected_queue_pairs(context, request)?;
         let host = request.host.to_socket_addr().map(|address| address.ip());
-        let mut filter = CaptureFilter {
+        let flows = queue_pairs.map(|selected| current_flows(context, selected));
+        let filter = CaptureFilter {
             interfaces: interfaces_of(devices, request.device)?,
             host,
             port: (request.port != 0).then_some(request.port),
-            flows: queue_pairs.map(|_| HashSet::new()),
+            flows: flows.transpose()?,
             snap_len: request.snap_len,
         };
-        if let Some(selected) = queue_pairs {
-            filter.flows = Some(current_flows(context, selected)?);
-        }
         let failed = |error: std::io::Error| {
             let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
             Refusal::new(errno, format!("the capture cannot be started: {error}"))

@@ -231,20 +231,10 @@ pub(super) fn answer_waiting(resources: &mut Resources, outcome: &Result<ReloadO
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const DEVICES: &str = r#"
-        [[device]]
-        name = "siw0"
-        pair = "lo"
-        addresses = ["10.77.0.1/24"]
-        [[device]]
-        name = "siw1"
-        pair = "lo"
-        addresses = ["10.77.0.2/24"]
-    "#;
+    use crate::config::tests::GOOD;
 
     fn settings(text: &str) -> BTreeMap<String, Value> {
-        let text = format!("{text}\n{DEVICES}");
+        let text = format!("{text}\n{GOOD}");
         let config = Config::parse_text("x.toml".as_ref(), &text).unwrap();
         config.settings()
     }

@@ -114,17 +114,17 @@ impl Connections {
         }
         // A removed listener has no user; its connections are reset.
         let user = self.port_listeners[port].users.get(&listener).copied();
-        let refusal = match user {
-            None => Some(DropReason::ListenerGone),
-            Some(user) if !self.pending.has_room_for(user) => Some(DropReason::PendingLimit),
-            Some(_) => None,
-        };
-        let Some(user) = user.filter(|_| refusal.is_none()) else {
-            if let Some(reason) = refusal {
+        let user = match user {
+            Some(user) if self.pending.has_room_for(user) => user,
+            refused => {
+                let reason = match refused {
+                    Some(_) => DropReason::PendingLimit,
+                    None => DropReason::ListenerGone,
+                };
                 self.note_refused_request(port, conn, listener, reason, reason.meaning());
+                self.ports[port].stack.abort(now, conn);
+                return self.ports[port].stack.release(now, conn);
             }
-            self.ports[port].stack.abort(now, conn);
-            return self.ports[port].stack.release(now, conn);
         };
         let (mpa, accept_timeout) = self.port_listeners[port].settings(listener);
         let deadline = now + Duration::from_millis(mpa.request_timeout_ms.into());

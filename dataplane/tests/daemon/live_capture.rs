@@ -288,16 +288,7 @@ fn only_operators_capture() {
     let daemon = Daemon::loopback();
     open_to_all(&daemon);
     let theirs = as_user(65_534, || Context::open(Some(&daemon.socket)).unwrap());
-    let all = siw_shm::control::messages::StartCapture {
-        device: siw_shm::control::messages::EVERY_DEVICE,
-        snap_len: 0,
-        qp_num: 0,
-        port: 0,
-        reserved: 0,
-        client: 0,
-        host: siw_shm::control::Addr::NONE,
-        limit: 0,
-    };
+    let all = siw_shm::control::messages::StartCapture::ALL_FRAMES;
     let refusals = [
         theirs.start_capture(&all).err().unwrap(),
         theirs.stop_capture(0).unwrap_err(),

@@ -378,16 +378,7 @@ fn longest_times() -> BTreeMap<String, Duration> {
             a.ctx.list_objects(*list).unwrap();
         }
         a.ctx.set_log_filter("info").unwrap();
-        let captured = a.ctx.start_capture(&m::StartCapture {
-            device: m::EVERY_DEVICE,
-            snap_len: 0,
-            qp_num: 0,
-            port: 0,
-            reserved: 0,
-            client: 0,
-            host: siw_shm::control::Addr::NONE,
-            limit: 0,
-        });
+        let captured = a.ctx.start_capture(&m::StartCapture::ALL_FRAMES);
         a.ctx.stop_capture(captured.unwrap().0).unwrap();
         end_connections(&d);
         // The end of a client that holds much is work of several turns.

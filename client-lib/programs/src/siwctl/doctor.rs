@@ -70,13 +70,7 @@ impl Finding {
 
 /// Examines the machine and the daemon. Returns the output, and true if nothing is at fault.
 pub fn run(socket: Option<&Path>, as_json: bool) -> (String, bool) {
-    let root = Path::new("/");
-    let mut findings = kernel(root);
-    findings.extend(hugepages(root));
-    findings.push(iommu(root));
-    findings.extend(nics(root));
-    findings.push(cores(root));
-    findings.push(userfaultfd(root));
+    let mut findings = machine(Path::new("/"));
     findings.extend(daemon(socket));
     let is_sound = findings
         .iter()
@@ -99,6 +93,17 @@ pub fn run(socket: Option<&Path>, as_json: bool) -> (String, bool) {
         }
     }
     (out, is_sound)
+}
+
+/// Findings about the machine with this root folder.
+fn machine(root: &Path) -> Vec<Finding> {
+    let mut findings = kernel(root);
+    findings.extend(hugepages(root));
+    findings.push(iommu(root));
+    findings.extend(nics(root));
+    findings.push(cores(root));
+    findings.push(userfaultfd(root));
+    findings
 }
 
 /// Text of a file without the line feed at its end; empty if it cannot be read.
@@ -155,7 +160,7 @@ fn hugepages(root: &Path) -> Vec<Finding> {
     let nodes = names(&folder).into_iter();
     let nodes = nodes.filter(|name| {
         name.strip_prefix("node")
-            .is_some_and(|n| n.parse::<u32>().is_ok())
+            .is_some_and(|digits| digits.parse::<u32>().is_ok())
     });
     nodes
         .map(|node| {
@@ -317,7 +322,7 @@ fn settings(daemon: &siw::Context) -> Vec<Finding> {
     findings
 }
 
-/// Whether the daemon may lock memory: what its process has, not this one.
+/// Finds out if the daemon may lock memory, by the limit of its process, which this one need not have.
 fn locked_memory(socket: &Path) -> Option<Finding> {
     let conn = ControlSocket::connect_to(socket).ok()?;
     let peer = rustix::net::sockopt::socket_peercred(conn.as_fd()).ok()?;
@@ -359,10 +364,7 @@ mod tests {
         write(root, "sys/bus/pci/devices/0000:03:00.0/class", "0x020000\n");
         write(root, "sys/bus/pci/devices/0000:03:00.0/numa_node", "1\n");
         write(root, "sys/bus/pci/devices/0000:00:1f.2/class", "0x010601\n");
-        let mut findings = kernel(root);
-        findings.extend(hugepages(root));
-        findings.extend([iommu(root), cores(root), userfaultfd(root)]);
-        findings.extend(nics(root));
+        let findings = machine(root);
         assert_eq!(findings.len(), 7, "{findings:?}");
         for finding in &findings {
             assert!(
@@ -382,10 +384,7 @@ mod tests {
         write(root, "proc/sys/vm/unprivileged_userfaultfd", "1\n");
         let nic = root.join("sys/bus/pci/devices/0000:03:00.0");
         std::os::unix::fs::symlink("../../drivers/vfio-pci", nic.join("driver")).unwrap();
-        let mut findings = kernel(root);
-        findings.extend(hugepages(root));
-        findings.extend([iommu(root), cores(root), userfaultfd(root)]);
-        findings.extend(nics(root));
+        let findings = machine(root);
         for finding in &findings {
             assert_eq!(finding.weight, Weight::Fine, "{finding:?}");
         }

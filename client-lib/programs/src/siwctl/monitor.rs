@@ -8,7 +8,6 @@ use clap::Args;
 use serde_json::{Value, json};
 use siw::{ListPosition, ObjectList};
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(Debug, Args)]
@@ -44,7 +43,6 @@ pub fn run(daemon: &siw::Context, args: &MonitorArgs, as_json: bool) -> anyhow::
         let now = look(daemon)?;
         compare(&seen, &now, &mut events);
         seen = now;
-        let mut out = std::io::stdout().lock();
         for event in events
             .iter()
             .take(usize::try_from(left).unwrap_or(usize::MAX))
@@ -55,13 +53,7 @@ pub fn run(daemon: &siw::Context, args: &MonitorArgs, as_json: bool) -> anyhow::
             } else {
                 text_line(event)
             };
-            match writeln!(out, "{line}").and_then(|()| out.flush()) {
-                // The reader has seen enough, like `head`.
-                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                    return Ok(String::new());
-                }
-                written => written?,
-            }
+            crate::print(&format!("{line}\n"))?;
         }
     }
     Ok(String::new())

@@ -196,9 +196,11 @@ impl EventChannel {
     fn take_report(&self, report: RdmaCmEvent) {
         match report {
             // The peer gave up before the program took the request.
-            RdmaCmEvent::Connection(CmEvent::RequestCancelled { request: number }) => drop(self.take_matching(|event| {
-                matches!(event, QueuedEvent::Request { request, .. } if request.id() == number)
-            })),
+            RdmaCmEvent::Connection(CmEvent::RequestCancelled { request: number }) => {
+                drop(self.take_matching(|event| {
+                    matches!(event, QueuedEvent::Request { request, .. } if request.id() == number)
+                }));
+            }
             report => dispatch(report),
         }
     }

@@ -162,3 +162,17 @@ pub struct StartCapture {
     /// Bytes at which the capture ends; 0: no limit.
     pub limit: u64,
 }
+
+impl StartCapture {
+    /// All frames, without an end.
+    pub const ALL_FRAMES: StartCapture = StartCapture {
+        device: super::EVERY_DEVICE,
+        snap_len: 0,
+        qp_num: 0,
+        port: 0,
+        reserved: 0,
+        client: 0,
+        host: Addr::NONE,
+        limit: 0,
+    };
+}
