@@ -393,6 +393,50 @@ fn a_child_of_fork_makes_connections_of_its_own() {
     assert!(!said.contains("of the parent process"), "{said}");
 }
 
+const CONNECT_BESIDE_ACCEPT: &str = r#"
+/* A connecting thread looks after its listener from time to time; the thread that accepts starts
+ * shortly before, meanwhile, or after. */
+static useconds_t delay;
+
+static void *accept_later(void *accepted)
+{
+    usleep(delay);
+    return accept_one(accepted);
+}
+
+static void *poll_later(void *accepted)
+{
+    struct pollfd ready = { .fd = listener, .events = POLLIN };
+    usleep(delay);
+    CHECK(poll(&ready, 1, 20000) == 1);
+    return accept_one(accepted);
+}
+
+int main(void)
+{
+    start_listening();
+    alarm(50);
+    for (int round = 0; round < 100; round++) {
+        int accepted = -1;
+        pthread_t thread;
+        delay = (useconds_t)round * 100;
+        CHECK(pthread_create(&thread, NULL, round % 2 ? accept_later : poll_later, &accepted) == 0);
+        int made = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(connect(made, (void *)&address, sizeof address) == 0);
+        CHECK(pthread_join(thread, NULL) == 0 && accepted >= 0);
+        CHECK(close(made) == 0 && close(accepted) == 0);
+    }
+    CHECK(close(connect_to_listener(&(int){ 0 })) == 0);
+    return 0;
+}
+"#;
+
+/// A thread that starts to accept while another connects to the same listener is woken.
+#[test]
+fn a_process_connects_to_itself_while_a_thread_starts_to_accept() {
+    run_preloaded(CONNECT_BESIDE_ACCEPT);
+}
+
 /// Random programs of socket calls have the same results over rsockets as over the kernel's TCP:
 /// `SIWD_SOCKET_PROGRAMS` programs, from the seed `SIWD_SOCKET_SEED`.
 #[test]

@@ -71,9 +71,13 @@ static void await_arrival(struct pair *pair, int end)
     for (int kind = 0; kind < KINDS; kind++) {
         int fd = pair->ends[kind][end], there = -1;
         struct pollfd ended = { .fd = fd, .events = POLLRDHUP };
-        do
+        /* No event says that this many bytes are there. The pause leaves the processor to those who
+         * bring them. */
+        for (;; usleep(200)) {
             CHECK(ioctl(fd, FIONREAD, &there) == 0 && there <= pair->unread[end]);
-        while (there < pair->unread[end]);
+            if (there == pair->unread[end])
+                break;
+        }
         if (is_ended)
             CHECK(poll(&ended, 1, 20000) == 1);
     }

@@ -297,30 +297,29 @@ impl Rsocket {
     }
 
     /// Accepts a pending connection for a later raccept(3), unless a thread waits to do that.
+    ///
+    /// The lock is held until the connection is queued: a thread that looks for one meanwhile would
+    /// find neither the request nor the connection, and no event would wake it.
     fn accept_early(&self) {
-        if self.is_awaited() {
+        let mut state = self.lock();
+        if self.is_awaited(&state) {
             return;
         }
-        let (request, channel, options) = {
-            let mut state = self.lock();
-            state.progress();
-            let options = state.options.clone();
-            let Phase::Listening(listening) = &mut state.phase else {
-                return;
-            };
-            if listening.early.len() >= MAX_EARLY {
-                return;
-            }
-            let Some(request) = listening.requests.pop_front() else {
-                return;
-            };
-            (request, listening.channel.clone(), options)
+        state.progress();
+        let options = state.options.clone();
+        let Phase::Listening(listening) = &mut state.phase else {
+            return;
         };
-        match accept_request(request, &channel, &options) {
+        if listening.early.len() >= MAX_EARLY {
+            return;
+        }
+        let Some(request) = listening.requests.pop_front() else {
+            return;
+        };
+        match accept_request(request, &listening.channel, &options) {
             Ok(connection) => {
-                if let Phase::Listening(listening) = &mut self.lock().phase {
-                    listening.early.push_back(connection);
-                }
+                listening.early.push_back(connection);
+                drop(state);
                 self.watchers.wake();
             }
             Err(error) => log_failure("raccept", &error),

@@ -245,8 +245,8 @@ impl Rsocket {
     }
 
     /// Checks whether a thread waits for events of the rsocket.
-    pub fn is_awaited(&self) -> bool {
-        self.pollers.load(Ordering::Acquire) > 0 || self.lock().has_waiter
+    pub fn is_awaited(&self, state: &RsocketState) -> bool {
+        self.pollers.load(Ordering::Acquire) > 0 || state.has_waiter
     }
 
     /// Checks that the descriptors of its events have not been closed by the program.
@@ -293,6 +293,10 @@ impl RsocketState {
     pub fn arm(&mut self) -> bool {
         match &mut self.phase {
             Phase::Stream(stream) => stream.arm(),
+            // What another thread has taken from the channel makes no event.
+            Phase::Listening(listening) => {
+                listening.requests.is_empty() && listening.early.is_empty()
+            }
             _ => true,
         }
     }
