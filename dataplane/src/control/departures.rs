@@ -1,7 +1,8 @@
 //! Departed clients, whose objects are freed after no worker can touch them: memory regions, queues,
 //! and the entries in tables of all clients, a part in each turn.
 
-use std::collections::btree_map;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque, btree_map};
 use std::os::fd::AsFd;
 use std::vec;
 
@@ -33,6 +34,10 @@ const FEW_DESCRIPTORS: u64 = 256;
 /// Number of regions that wait until no worker can access them, above which no more of departed clients
 /// are removed: deregistrations of other clients wait for those before them.
 const MOST_WAITING_REGIONS: usize = 64;
+/// Entries of a client that are removed before the turn of the next one.
+const ENTRIES_AT_ONCE: usize = 32;
+/// Clients whose grace period is checked in one turn.
+const CHECKED_AT_ONCE: usize = 64;
 
 /// A disconnected client, until no worker refers to it.
 pub(super) struct DepartingClient {
@@ -46,6 +51,77 @@ pub(super) struct DepartingClient {
     pub last_key: Option<Retired>,
     /// Its entries in tables of all clients that are not removed yet.
     pub entries: DepartingEntries,
+    /// It waits for a worker or a helper, whose report brings it back to [`Departures::ready`].
+    pub is_parked: bool,
+}
+
+/// What a departed client needs next.
+enum Next {
+    /// The removal of entries.
+    Removal,
+    /// The report of a worker or a helper.
+    Report,
+    /// The end of the grace period of its last memory key.
+    GracePeriod,
+    /// Nothing: it can be freed.
+    Freeing,
+}
+
+impl DepartingClient {
+    /// Removes some entries from the tables of all clients. `waits`: number of regions that wait until
+    /// no worker can access them.
+    fn remove_entries(
+        &mut self,
+        context: &mut Context,
+        connections: &mut Connections,
+        keys: &KeyTable,
+        waits: &mut usize,
+    ) {
+        for _ in 0..ENTRIES_AT_ONCE {
+            let Some(entry) = self.next_entry(keys, *waits) else {
+                return;
+            };
+            if let Some(removed) = remove_entry(context, connections, keys, entry) {
+                self.last_key = Some(removed);
+                *waits += 1;
+            }
+        }
+    }
+
+    /// Takes the next entry that can be removed now.
+    fn next_entry(&mut self, keys: &KeyTable, waits: usize) -> Option<DepartingEntry> {
+        let connection = self.entries.next_connection();
+        if connection.is_some() || self.left > 0 {
+            return connection;
+        }
+        if self.entries.has_keys() {
+            let has_room = waits < MOST_WAITING_REGIONS;
+            return has_room.then(|| self.entries.next_key())?;
+        }
+        match self.next(keys) {
+            Next::Removal => self.entries.next_number(),
+            _ => None,
+        }
+    }
+
+    fn next(&self, keys: &KeyTable) -> Next {
+        let entries = &self.entries;
+        if entries.has_connections() {
+            Next::Removal
+        } else if self.left > 0 {
+            Next::Report
+        } else if entries.has_keys() {
+            Next::Removal
+        } else if self.last_key.is_some_and(|key| !keys.is_reclaimed(key)) {
+            Next::GracePeriod
+        } else if self.client.waits_for_helper() {
+            Next::Report
+        } else if entries.has_numbers() {
+            Next::Removal
+        } else {
+            Next::Freeing
+        }
+    }
 }
 
 /// Entries of a departed client in tables of all clients, which are removed a part at a time.
@@ -132,12 +208,21 @@ impl DepartingEntries {
     pub fn has_keys(&self) -> bool {
         self.mws.len() + self.mrs.len() + self.qps.len() + self.departing_qps.len() > 0
     }
+
+    /// Returns true if entries of [`Self::next_number`] are left.
+    pub fn has_numbers(&self) -> bool {
+        self.cqs.len() + self.srqs.len() + self.pds.len() > 0
+    }
 }
 
-/// All departed clients.
+/// All departed clients. A turn looks only at those that it can do something for: thousands may wait.
 #[derive(Default)]
 pub(super) struct Departures {
-    clients: Vec<DepartingClient>,
+    clients: HashMap<ClientId, DepartingClient>,
+    /// Clients with entries to remove, and clients that can be freed. They take turns.
+    ready: VecDeque<ClientId>,
+    /// Clients whose last key may still be used by a worker, the oldest key first.
+    awaiting_keys: VecDeque<ClientId>,
 }
 
 impl Departures {
@@ -186,31 +271,31 @@ impl Departures {
             Some(PendingReply::QuiescentKey { ticket, .. }) => Some(*ticket),
             _ => None,
         };
-        self.clients.push(DepartingClient {
+        let departing = DepartingClient {
             entries,
             last_key,
             client,
             token,
             left,
             slow_to_close,
-        });
+            is_parked: false,
+        };
+        self.clients.insert(id, departing);
+        self.ready.push_back(id);
     }
 
-    /// Returns true if there are entries of departed clients to remove now.
-    pub fn has_entries_to_remove(&self) -> bool {
-        let mut departing = self.clients.iter();
-        departing.any(|departing| {
-            let entries = &departing.entries;
-            entries.has_connections() || (departing.left == 0 && entries.has_keys())
-        })
+    /// Returns true if there is work for [`Self::reclaim`] now.
+    pub fn has_work(&self) -> bool {
+        !self.ready.is_empty()
     }
 
     /// Returns true if a client waits only for its memory keys.
     pub fn waits_for_keys(&self) -> bool {
-        self.clients.iter().any(|departing| departing.left == 0)
+        !self.awaiting_keys.is_empty()
     }
 
-    /// Removes entries of departed clients, and frees those that no worker can touch any more.
+    /// Removes entries of departed clients, and frees those that no worker can touch any more. Each call
+    /// does some work, also without time left.
     /// `waits`: number of memory regions that wait until no worker can access them.
     pub fn reclaim(
         &mut self,
@@ -218,97 +303,76 @@ impl Departures {
         connections: &mut Connections,
         keys: &KeyTable,
         budget: &TurnBudget,
-        waits: usize,
+        mut waits: usize,
     ) {
-        self.remove_entries(context, connections, keys, budget, waits);
-        self.free_departed_clients(context, connections, keys, budget);
+        self.check_grace_periods(keys);
+        while let Some(id) = self.ready.pop_front() {
+            if let Entry::Occupied(mut found) = self.clients.entry(id) {
+                let departing = found.get_mut();
+                departing.remove_entries(context, connections, keys, &mut waits);
+                match departing.next(keys) {
+                    Next::Removal => self.ready.push_back(id),
+                    Next::Report => departing.is_parked = true,
+                    Next::GracePeriod => self.awaiting_keys.push_back(id),
+                    Next::Freeing => free_client(context, found.remove()),
+                }
+            }
+            if waits >= MOST_WAITING_REGIONS || !budget.has_time() {
+                return;
+            }
+        }
     }
 
     /// Counts a worker that has passed the barrier of a departed client.
     pub fn on_barrier(&mut self, token: CommandToken) {
-        let mut all = self.clients.iter_mut();
-        if let Some(departing) = all.find(|departing| departing.token == token) {
+        let departing = token.client.and_then(|id| self.clients.get_mut(&id));
+        if let Some(departing) = departing.filter(|departing| departing.token == token) {
             departing.left = departing.left.saturating_sub(1);
+            if departing.left == 0 && std::mem::take(&mut departing.is_parked) {
+                self.ready.push_back(departing.client.id);
+            }
         }
     }
 
     /// A helper has finished an order of a client that has departed.
     pub fn forget_helper(&mut self, id: ClientId, done: CommandToken) {
-        let found = self.clients.iter_mut().find(|one| one.client.id == id);
-        if let Some(departing) = found {
-            departing.client.take_waiting(|what| match what {
-                PendingReply::MakeArena { token, .. } | PendingReply::FreeArena { token }
-                    if token == done =>
-                {
-                    Ok(())
-                }
-                other => Err(other),
-            });
+        let Some(departing) = self.clients.get_mut(&id) else {
+            return;
+        };
+        departing.client.take_waiting(|what| match what {
+            PendingReply::MakeArena { token, .. } | PendingReply::FreeArena { token }
+                if token == done =>
+            {
+                Ok(())
+            }
+            other => Err(other),
+        });
+        if std::mem::take(&mut departing.is_parked) {
+            self.ready.push_back(id);
         }
     }
 
     /// Closes the sockets of all departed clients when the daemon ends.
     pub fn let_go(&mut self) {
-        for departing in self.clients.drain(..) {
+        for (_, departing) in self.clients.drain() {
             leave_slow_socket(departing.client);
         }
     }
 
-    /// Removes entries of departed clients from the tables of all clients. `waits`: number of regions
-    /// that wait until no worker can access them.
-    fn remove_entries(
-        &mut self,
-        context: &mut Context,
-        connections: &mut Connections,
-        keys: &KeyTable,
-        budget: &TurnBudget,
-        mut waits: usize,
-    ) {
-        for departing in &mut self.clients {
-            while budget.has_time() {
-                let entries = &mut departing.entries;
-                let next = entries.next_connection().or_else(|| match departing.left {
-                    0 if waits < MOST_WAITING_REGIONS => entries.next_key(),
-                    _ => None,
-                });
-                let Some(entry) = next else {
-                    break;
-                };
-                if let Some(removed) = remove_entry(context, connections, keys, entry) {
-                    departing.last_key = Some(removed);
-                    waits += 1;
-                }
-            }
-        }
-    }
-
-    /// Frees departed clients that no worker can touch any more.
-    fn free_departed_clients(
-        &mut self,
-        context: &mut Context,
-        connections: &mut Connections,
-        keys: &KeyTable,
-        budget: &TurnBudget,
-    ) {
-        let mut place = 0;
-        while let Some(departing) = self.clients.get_mut(place) {
-            let entries = &mut departing.entries;
-            let is_used = departing.left > 0 || entries.has_connections() || entries.has_keys();
-            let has_key = |key: Retired| !keys.is_reclaimed(key);
-            let is_used = is_used || departing.last_key.is_some_and(has_key);
-            if is_used || departing.client.waits_for_helper() {
-                place += 1;
-                continue;
-            }
-            if !budget.has_time() {
+    /// Makes clients ready whose last key no worker uses any more.
+    fn check_grace_periods(&mut self, keys: &KeyTable) {
+        for _ in 0..CHECKED_AT_ONCE {
+            let Some(id) = self.awaiting_keys.front() else {
+                return;
+            };
+            let waiting = self
+                .clients
+                .get(id)
+                .and_then(|departing| departing.last_key);
+            if waiting.is_some_and(|key| !keys.is_reclaimed(key)) {
                 return;
             }
-            if let Some(entry) = entries.next_number() {
-                remove_entry(context, connections, keys, entry);
-                continue;
-            }
-            let departing = self.clients.swap_remove(place);
-            free_client(context, departing);
+            self.ready.extend(self.awaiting_keys.pop_front());
         }
     }
 }

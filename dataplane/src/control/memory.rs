@@ -1,6 +1,7 @@
 //! Protection domains, arenas, memory regions and keys of clients. Deregistration is answered when no
 //! worker can use the key any more.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nix::libc;
@@ -24,6 +25,8 @@ use crate::ids::{ArenaId, ClientId, CommandToken, PdId};
 
 /// Regions freed at once: each may have thousands of extents.
 const REGIONS_AT_ONCE: usize = 8;
+/// Waiting requests that a turn looks at in vain.
+const REQUESTS_IN_VAIN: usize = 64;
 
 /// Quota amounts of an arena.
 pub(super) fn arena_amounts(len: u64) -> [(Quota, u64); 3] {
@@ -47,7 +50,7 @@ pub(super) struct Memory {
     /// Users whose memory workers may copy with system calls.
     pub process_memory: ProcessMemoryPolicy,
     /// Clients whose request waits until no worker uses a memory key.
-    pub awaiting: Vec<ClientId>,
+    pub awaiting: VecDeque<ClientId>,
 }
 
 impl Memory {
@@ -310,7 +313,7 @@ impl Memory {
         } else {
             context.workers.await_frames(id, regions.clone().into())
         };
-        self.awaiting.push(id);
+        self.awaiting.push_back(id);
         Served::Deferred(PendingReply::QuiescentKey {
             ticket,
             token,
@@ -339,7 +342,11 @@ impl Memory {
     /// Returns the number of regions that wait.
     pub fn reclaim(&mut self, context: &mut Context, budget: &TurnBudget) -> usize {
         let waits = self.reclaim_keys(budget);
-        for id in std::mem::take(&mut self.awaiting) {
+        let mut in_vain = 0;
+        while in_vain < REQUESTS_IN_VAIN.min(self.awaiting.len()) {
+            let Some(id) = self.awaiting.pop_front() else {
+                break;
+            };
             // The client may have left.
             if let Some(PendingReply::QuiescentKey {
                 ticket, left, late, ..
@@ -349,7 +356,8 @@ impl Memory {
                     finish_quiescent_key(&mut context.resources, id);
                     context.times.end_work("reclaim");
                 } else {
-                    self.awaiting.push(id);
+                    self.awaiting.push_back(id);
+                    in_vain += 1;
                 }
             }
         }

@@ -59,6 +59,7 @@ mod watchdog;
 mod windows;
 mod workers;
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -227,7 +228,7 @@ impl ControlThread {
                 ports_use_dma: parts.ports_use_dma,
                 sends_by_reference: parts.sends_by_reference,
                 process_memory,
-                awaiting: Vec::new(),
+                awaiting: VecDeque::new(),
             },
             connections: Connections::default(),
             departures: Departures::default(),
@@ -318,7 +319,7 @@ impl ControlThread {
 
     /// Longest sleep allowed by scheduled work.
     fn sleep_limit(&self) -> EpollTimeout {
-        if self.statistics.is_writing() || self.departures.has_entries_to_remove() {
+        if self.statistics.is_writing() || self.departures.has_work() {
             return EpollTimeout::ZERO;
         }
         if self.departures.waits_for_keys() || self.memory.waits_for_keys(&self.context.resources) {
