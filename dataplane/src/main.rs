@@ -70,7 +70,7 @@ enum DaemonCommand {
     },
 }
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let args = DaemonArgs::parse();
     if let Err(error) = siwd::host::log_to_stderr(&args.log, args.log_format) {
         eprintln!("siwd: {error}");

@@ -82,6 +82,9 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+#[macro_use]
+pub mod mutant;
+
 pub mod ddp;
 mod environment;
 pub mod mpa;

@@ -60,7 +60,9 @@ impl PortMapperMessage {
     #[must_use]
     pub fn parse(datagram: &[u8]) -> Option<PortMapperMessage> {
         let (head, rest) = datagram.split_first_chunk::<ANSWER_LEN>()?;
-        if !(rest.is_empty() || rest.len() == REQUEST_LEN - ANSWER_LEN) || head[0] >> 6 != 0 {
+        if !(rest.is_empty() || rest.len() == REQUEST_LEN - ANSWER_LEN)
+            || head[0] >> 6 != 0 && !mutant!(MapperVersion)
+        {
             return None;
         }
         let kind = match head[0] >> 4 & 3 {
@@ -69,7 +71,7 @@ impl PortMapperMessage {
             2 => PortMapperKind::Acknowledge,
             _ => PortMapperKind::Reject,
         };
-        if kind == PortMapperKind::Request && rest.is_empty() {
+        if kind == PortMapperKind::Request && rest.is_empty() && !mutant!(MapperCut) {
             return None;
         }
         let port = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
@@ -94,10 +96,12 @@ impl PortMapperMessage {
     #[must_use]
     pub fn build(&self) -> Vec<u8> {
         let is_request = self.kind == PortMapperKind::Request;
-        let len = if is_request { REQUEST_LEN } else { ANSWER_LEN };
+        let is_long = is_request || mutant!(MapperLength);
+        let len = if is_long { REQUEST_LEN } else { ANSWER_LEN };
         let mut out = vec![0; len];
         let kind = match self.kind {
             PortMapperKind::Request => 0,
+            PortMapperKind::Accept if mutant!(MapperKind) => 3,
             PortMapperKind::Accept => 1,
             PortMapperKind::Acknowledge => 2,
             PortMapperKind::Reject => 3,
@@ -123,7 +127,12 @@ impl PortMapperMessage {
     /// The message with another kind, for an answer.
     #[must_use]
     pub fn answer(self, kind: PortMapperKind) -> PortMapperMessage {
-        PortMapperMessage { kind, ..self }
+        let handle = self.handle.wrapping_add(u64::from(mutant!(MapperHandle)));
+        PortMapperMessage {
+            kind,
+            handle,
+            ..self
+        }
     }
 }
 

@@ -8,6 +8,7 @@ pub mod crc;
 pub mod expect;
 pub mod link;
 pub mod mapper;
+pub mod mutants;
 pub mod record;
 pub mod reference;
 pub mod report;

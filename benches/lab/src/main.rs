@@ -17,7 +17,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use siw_lab::capture;
 use siw_lab::case::{Case, Level, built_in, parse};
 use siw_lab::expect::{Peer, news_without_peer};
-use siw_lab::link::{Station, StationGuard, memory_link, packet_link};
+use siw_lab::link::{Mac, Station, StationGuard, memory_link, packet_link};
+use siw_lab::mutants::{self, Subject};
 use siw_lab::record::{self, Record};
 use siw_lab::reference::{Lie, Reference};
 use siw_lab::report::{Entry, Report, Settings, VERSION, file_name, write_pcapng};
@@ -71,6 +72,8 @@ enum Command {
         /// Folder whose sub-folders are runs
         folder: PathBuf,
     },
+    /// Judge the lab itself: faults of `siwd-mutants` that have to turn their cases red
+    Mutants(Mutants),
     /// Judge the senders of a capture by the rules that hold in any conversation
     Check {
         /// A pcap or pcapng file that has connections from their beginning on
@@ -183,6 +186,28 @@ struct Run {
     output: PathBuf,
 }
 
+#[derive(Args)]
+struct Mutants {
+    /// Program siwd-mutants
+    #[arg(long)]
+    siwd: Option<PathBuf>,
+    /// Only these mutants, for example AnyRequestKey,WriteLost
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Decides sequence numbers, ports and data; random without it
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Seconds to wait for an answer
+    #[arg(long, default_value_t = 3)]
+    patience: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Folder of logs
+    #[arg(long, default_value = "siw-lab-mutants")]
+    output: PathBuf,
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -202,6 +227,7 @@ fn main() -> ExitCode {
             print!("{table}");
             true
         }),
+        Command::Mutants(wanted) => judge_mutants(&wanted),
         Command::Check { files } => check_captures(&files),
     };
     match result {
@@ -394,22 +420,60 @@ struct Setup {
     _station: StationGuard,
 }
 
-fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setup> {
-    let quiet = Duration::from_millis(250);
-    // Ports start at random, so that a target does not find old connections of the same four-tuple.
-    let first_port = 20_000 + (settings.seed % 40_000) as u16;
-    let resolve = |station: &Station, ip: IpAddr| {
-        station
-            .resolve(ip, Duration::from_secs(5))
-            .with_context(|| {
-                let question = if ip.is_ipv4() {
-                    "ARP"
-                } else {
-                    "neighbor solicitations"
-                };
-                format!("{ip} does not answer {question}: is it up, and in the lab's network?")
-            })
+/// Silence that counts as quiet.
+const QUIET: Duration = Duration::from_millis(250);
+
+/// Ports start at random, so that a target does not find old connections of the same four-tuple.
+fn first_port(seed: u64) -> u16 {
+    20_000 + (seed % 40_000) as u16
+}
+
+fn resolve(station: &Station, ip: IpAddr) -> Result<Mac> {
+    let mac = station.resolve(ip, Duration::from_secs(5));
+    mac.with_context(|| {
+        let question = if ip.is_ipv4() {
+            "ARP"
+        } else {
+            "neighbor solicitations"
+        };
+        format!("{ip} does not answer {question}: is it up, and in the lab's network?")
+    })
+}
+
+/// The lab's station on a siwd that was started on this machine.
+fn siwd_target(
+    programs: &Programs,
+    output: &Path,
+    ipv6: bool,
+    seed: u64,
+    patience: Duration,
+) -> Result<(Target, StationGuard)> {
+    let (lab, its) = via::addresses(ipv6);
+    let guard = Station::start(packet_link(via::LAB_INTERFACE)?, lab, first_port(seed));
+    let mac = resolve(&guard.station, its).with_context(|| {
+        let log = output.join("siwd.log");
+        format!("siwd is unreachable; its log: {}", log.display())
+    })?;
+    let (programs, folder) = (programs.clone(), output.to_owned());
+    let target = Target {
+        station: guard.station.clone(),
+        ip: its,
+        mac,
+        port: via::PORT,
+        clients: Clients::Started(Box::new(move |port| {
+            via::start_client(&programs, &folder, lab, port)
+        })),
+        patience,
+        quiet: QUIET,
+        seed,
+        swapped_terminates: false,
     };
+    Ok((target, guard))
+}
+
+fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setup> {
+    let quiet = QUIET;
+    let first_port = first_port(settings.seed);
     let (lab, its) = via::addresses(settings.ipv6);
     match settings.via.as_deref() {
         Some("reference") => {
@@ -440,27 +504,12 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
             })
         }
         Some(_) => {
-            let programs = Programs::find(settings.siwd.as_deref().map(Path::new))?;
+            let programs = Programs::find(settings.siwd.as_deref().map(Path::new), "siwd")?;
             // Before any thread that uses them exists.
             via::enter_namespaces(settings.link)?;
             let siwd = Siwd::start(&programs, output, settings.link, settings.ipv6)?;
-            let station = Station::start(packet_link(via::LAB_INTERFACE)?, lab, first_port);
-            let mac = resolve(&station.station, its)
-                .with_context(|| format!("siwd is unreachable; its log: {}", siwd.log.display()))?;
-            let folder = output.to_owned();
-            let target = Target {
-                station: station.station.clone(),
-                ip: its,
-                mac,
-                port: via::PORT,
-                clients: Clients::Started(Box::new(move |port| {
-                    via::start_client(&programs, &folder, lab, port)
-                })),
-                patience,
-                quiet,
-                seed: settings.seed,
-                swapped_terminates: false,
-            };
+            let (target, station) =
+                siwd_target(&programs, output, settings.ipv6, settings.seed, patience)?;
             Ok(Setup {
                 target,
                 siwd: Some(siwd),
@@ -551,7 +600,6 @@ fn start(run: Run) -> Result<bool> {
     if run.lie.is_some() && run.via != Some(Via::Reference) {
         bail!("--lie is for --via reference");
     }
-    let random = SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos();
     let settings = Settings {
         via: run.via.map(|via| format!("{via:?}").to_lowercase()),
         siwd: run.siwd.as_ref().map(|p| p.display().to_string()),
@@ -566,7 +614,7 @@ fn start(run: Run) -> Result<bool> {
         address: run.address.map(|t| t.to_string()),
         port: run.port,
         client_port: run.client_port,
-        seed: run.seed.unwrap_or(u64::from(random)),
+        seed: seed_or_random(run.seed)?,
         hazard: run.select.hazard,
     };
     let cases = all_cases(run.select.cases.as_deref())?;
@@ -577,6 +625,59 @@ fn start(run: Run) -> Result<bool> {
         .map(|file| Peer::read(file, &cases))
         .transpose()?;
     execute(&settings, &cases, &run, peer.as_ref())
+}
+
+fn seed_or_random(seed: Option<u64>) -> Result<u64> {
+    let random = SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos();
+    Ok(seed.unwrap_or(u64::from(random)))
+}
+
+fn judge_mutants(wanted: &Mutants) -> Result<bool> {
+    let cases = built_in()?;
+    let mut mutants = mutants::table(&cases)?;
+    for name in &wanted.only {
+        if mutants.iter().all(|mutant| mutant.name != name) {
+            bail!("mutant {name} does not exist (benches/lab/mutants)");
+        }
+    }
+    let programs = Programs::find(wanted.siwd.as_deref(), "siwd-mutants")?;
+    std::fs::create_dir_all(&wanted.output)
+        .with_context(|| format!("cannot make {}", wanted.output.display()))?;
+    let output = wanted.output.canonicalize()?;
+    // Before any thread that uses them exists.
+    via::enter_namespaces(LocalLink::Veth)?;
+    watch_signals()?;
+    let mut subject = Subject::start(programs, &output, &mutants)?;
+    mutants.retain(|mutant| wanted.only.is_empty() || wanted.only.iter().any(|n| n == mutant.name));
+    let seed = seed_or_random(wanted.seed)?;
+    let (target, _station) = siwd_target(
+        &subject.programs,
+        &output,
+        false,
+        seed,
+        Duration::from_secs(wanted.patience),
+    )?;
+    let report = |judged: &mutants::Judged| {
+        if !wanted.json {
+            let with = judged.with.map_or("not run", Verdict::name);
+            let word = if judged.killed { "killed" } else { "SURVIVED" };
+            println!(
+                "{word:8} {:24} {:24} {with}: {}",
+                judged.mutant, judged.case, judged.reason
+            );
+        }
+    };
+    let is_stopped = || STOPPED.load(Ordering::Relaxed);
+    let summary = mutants::judge_all(&mut subject, &target, &mutants, &is_stopped, &report)?;
+    if wanted.json {
+        println!("{}", serde_json::to_string_pretty(&summary)?);
+    } else {
+        println!(
+            "{} of {} mutants killed in {:.1} s; seed {seed}",
+            summary.killed, summary.all, summary.seconds
+        );
+    }
+    Ok(summary.killed == summary.all)
 }
 
 fn compare_runs(before: &Path, after: &Path) -> Result<bool> {

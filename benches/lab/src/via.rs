@@ -5,10 +5,11 @@
 //! processes get a signal when the lab ends, and socket and configuration lie in a private tmpfs.
 
 use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -100,21 +101,24 @@ fn in_path(name: &str) -> Option<PathBuf> {
 }
 
 impl Programs {
-    /// Finds siwd: as given, beside this program, or in `$PATH`; and the programs beside it.
-    pub fn find(given: Option<&Path>) -> Result<Programs> {
+    /// Finds siwd, a program of this name: as given, beside this program, or in `$PATH`; and the programs
+    /// beside it.
+    pub fn find(given: Option<&Path>, name: &str) -> Result<Programs> {
         let beside = std::env::current_exe().ok().and_then(|exe| {
             let folder = exe.parent()?;
             [folder, folder.parent()?]
-                .map(|f| f.join("siwd"))
+                .map(|f| f.join(name))
                 .into_iter()
                 .find(|f| f.is_file())
         });
         let siwd = match given {
             Some(file) if file.is_file() => file.to_owned(),
             Some(file) => bail!("{} does not exist", file.display()),
-            None => beside.or_else(|| in_path("siwd")).context(
-                "siwd is neither beside this program nor in $PATH; name it with --siwd FILE",
-            )?,
+            None => beside.or_else(|| in_path(name)).with_context(|| {
+                format!(
+                    "{name} is neither beside this program nor in $PATH; name it with --siwd FILE"
+                )
+            })?,
         };
         let siwd = siwd.canonicalize()?;
         let folder = siwd.parent().unwrap_or(Path::new("/")).to_owned();
@@ -238,6 +242,52 @@ impl Drop for Ended {
     }
 }
 
+/// Switches the faults of `siwd-mutants`.
+pub struct MutantSwitch {
+    wanted: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    /// Names of all faults.
+    pub names: Vec<String>,
+}
+
+impl MutantSwitch {
+    fn new(siwd: &mut Child) -> Result<MutantSwitch> {
+        let (Some(wanted), Some(answers)) = (siwd.stdin.take(), siwd.stdout.take()) else {
+            bail!("siwd has no pipes");
+        };
+        let mut switch = MutantSwitch {
+            wanted,
+            answers: BufReader::new(answers),
+            names: Vec::new(),
+        };
+        let mut line = String::new();
+        switch.answers.read_line(&mut line)?;
+        let names = line.trim().strip_prefix("mutants ").with_context(|| {
+            "this siwd has no mutants: cargo build -p siwd --features mutants --bin siwd-mutants"
+        })?;
+        switch.names = names.split(' ').map(str::to_owned).collect();
+        Ok(switch)
+    }
+
+    /// Switches a fault on and all others off; all off with an empty name.
+    pub fn select(&mut self, name: &str) -> Result<()> {
+        writeln!(self.wanted, "{name}")?;
+        let (wanted, unknown) = (format!("mutant {name}"), format!("unknown {name}"));
+        let mut line = String::new();
+        // Other lines are of the daemon, as its ready line.
+        while line.trim_end_matches('\n') != wanted {
+            if line.trim_end() == unknown {
+                bail!("siwd does not know the mutant {name}");
+            }
+            line.clear();
+            if self.answers.read_line(&mut line)? == 0 {
+                bail!("siwd ended");
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A running siwd with `rping -s -P` on it, started again whenever it ends.
 pub struct Siwd {
     siwd: Child,
@@ -245,31 +295,62 @@ pub struct Siwd {
     pub restarts: Arc<AtomicU32>,
     supervisor: Option<JoinHandle<()>>,
     pub log: PathBuf,
+    mutants: Option<MutantSwitch>,
 }
 
 impl Siwd {
     /// Starts everything; the namespaces were entered before.
     pub fn start(programs: &Programs, output: &Path, link: LocalLink, ipv6: bool) -> Result<Siwd> {
+        Siwd::start_program(programs, output, link, ipv6, false)
+    }
+
+    /// Starts `siwd-mutants` over a veth pair; the namespaces were entered before.
+    pub fn start_mutants(programs: &Programs, output: &Path) -> Result<Siwd> {
+        Siwd::start_program(programs, output, LocalLink::Veth, false, true)
+    }
+
+    /// The switch of a siwd that was started with mutants.
+    pub fn mutants(&mut self) -> Result<&mut MutantSwitch> {
+        self.mutants
+            .as_mut()
+            .context("siwd was started without mutants")
+    }
+
+    fn start_program(
+        programs: &Programs,
+        output: &Path,
+        link: LocalLink,
+        ipv6: bool,
+        has_mutants: bool,
+    ) -> Result<Siwd> {
         let any = if ipv6 { "-a :: " } else { "" };
         let config = Path::new(PRIVATE).join("siwd.toml");
         std::fs::write(&config, CONFIG.replace("DEVARGS", link.devargs()))?;
         let log = output.join("siwd.log");
         let out = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        let siwd = dying_with_the_lab("TERM", &programs.siwd)
+        let (stdin, stdout) = if has_mutants {
+            (Stdio::piped(), Stdio::piped())
+        } else {
+            (Stdio::null(), out.try_clone()?.into())
+        };
+        let mut siwd = dying_with_the_lab("TERM", &programs.siwd)
             .arg("--config")
             .arg(&config)
-            .stdin(Stdio::null())
-            .stdout(out.try_clone()?)
+            .stdin(stdin)
+            .stdout(stdout)
             .stderr(out)
             .spawn()
             .context("cannot start siwd")?;
+        let mutants = has_mutants.then(|| MutantSwitch::new(&mut siwd));
         let mut started = Siwd {
             siwd,
+            mutants: None,
             stop: Arc::default(),
             restarts: Arc::default(),
             supervisor: None,
             log: log.clone(),
         };
+        started.mutants = mutants.transpose()?;
         let deadline = Instant::now() + Duration::from_secs(30);
         while !Path::new(PRIVATE).join("siwd.sock").exists() {
             if let Some(status) = started.siwd.try_wait()? {

@@ -1,20 +1,22 @@
-//! The smoke profile against siwd, in a network namespace of the run's own.
+//! siwd in a network namespace of the run's own: the smoke profile against it, and the mutants of it that
+//! the cases have to find.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// siwd with the programs and libraries that the run needs, built with the profile of this test.
-fn siwd() -> PathBuf {
+/// siwd, a program of siwd's crate that is built with `features`, with the programs and libraries that the
+/// run needs, built with the profile of this test.
+fn siwd(program: &str, features: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_BIN_EXE_siw-lab")).parent().unwrap();
     let profile = match folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(other) => other,
     };
     for target in [
-        ["siwd", "--bin", "siwd"],
-        ["siw-preload", "--lib", "--all-features"],
-        ["siw-mirror", "--lib", "--all-features"],
-        ["siw-verbs", "--lib", "--bins"],
+        &["siwd", "--bin", program, "--features", features][..],
+        &["siw-preload", "--lib", "--all-features"],
+        &["siw-mirror", "--lib", "--all-features"],
+        &["siw-verbs", "--lib", "--bins"],
     ] {
         let built = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--profile", profile, "--package"])
@@ -27,20 +29,27 @@ fn siwd() -> PathBuf {
         let said = String::from_utf8_lossy(&built.stderr);
         assert!(built.status.success(), "{said}");
     }
-    folder.join("siwd")
+    folder.join(program)
+}
+
+fn is_possible(needed: &str) -> bool {
+    if !nix::unistd::geteuid().is_root() {
+        println!("\nskipped: namespaces and interfaces need root");
+        return false;
+    }
+    if !Path::new(needed).exists() {
+        println!("\nskipped: no {needed}");
+        return false;
+    }
+    true
 }
 
 /// Runs the smoke profile over a link.
 fn smoke(link: &str, needed: &str) {
-    if !nix::unistd::geteuid().is_root() {
-        println!("\nskipped: namespaces and interfaces need root");
+    if !is_possible(needed) {
         return;
     }
-    if !Path::new(needed).exists() {
-        println!("\nskipped: no {needed}");
-        return;
-    }
-    let siwd = siwd();
+    let siwd = siwd("siwd", "");
     let output = tempfile::tempdir().unwrap();
     let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/siwd.toml");
     let got = Command::new(env!("CARGO_BIN_EXE_siw-lab"))
@@ -76,4 +85,25 @@ fn smoke(link: &str, needed: &str) {
 #[test]
 fn siwd_passes_the_smoke_profile_over_a_veth_pair() {
     smoke("veth", "/proc/self/ns/net");
+}
+
+/// The judge is judged: each mutant of siwd turns its case red.
+#[test]
+fn each_mutant_of_siwd_turns_its_case_red() {
+    if !is_possible("/proc/self/ns/net") {
+        return;
+    }
+    let siwd = siwd("siwd-mutants", "mutants");
+    let output = tempfile::tempdir().unwrap();
+    let got = Command::new(env!("CARGO_BIN_EXE_siw-lab"))
+        .args(["mutants", "--seed", "1", "--siwd"])
+        .arg(siwd)
+        .arg("--output")
+        .arg(output.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&got.stdout);
+    let error = String::from_utf8_lossy(&got.stderr);
+    let survived: Vec<_> = said.lines().filter(|l| l.starts_with("SURVIVED")).collect();
+    assert_eq!(got.status.code(), Some(0), "{survived:#?}{error}");
 }

@@ -28,7 +28,7 @@ impl QueuePair {
     /// Handles the peer's FIN, after [`receive_in_order`](Self::receive_in_order) has processed all
     /// bytes before it. `leftover`: bytes of an incomplete FPDU that remain in the stream.
     pub fn on_peer_fin<E: QpEnv>(&mut self, env: &mut E, leftover: usize) {
-        if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
+        if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) || mutant!(PeerFinIgnored) {
             return;
         }
         // A message that waits for its receive work request is whole; its owner calls again after it.
@@ -145,10 +145,14 @@ impl QueuePair {
         if !self.stream_open {
             return None;
         }
-        if self.wants_abort {
+        let is_reset = mutant!(ResetAfterTerminate)
+            && self.state == RdmapState::Terminate
+            && !self.has_unsent_terminate();
+        if self.wants_abort || is_reset {
             return Some(CloseKind::Abort);
         }
         let is_ready = match self.state {
+            RdmapState::Terminate if mutant!(UnclosedAfterTerminate) => false,
             RdmapState::Closing => self.transmitter.open_message == OpenMessage::None,
             RdmapState::Terminate => !self.has_unsent_terminate(),
             _ => false,
@@ -166,6 +170,7 @@ impl QueuePair {
         offender: Option<&OffendingSegment>,
     ) {
         match self.state {
+            RdmapState::Rts if mutant!(AbortWithoutTerminate) => self.abort(env, code),
             RdmapState::Rts => {
                 env.post_event(event_for_code(code));
                 self.queue_terminate(code, offender);
@@ -219,6 +224,13 @@ impl QueuePair {
         header: &UntaggedHeader,
         len: u32,
     ) {
+        if mutant!(TerminateIgnored) {
+            return;
+        }
+        if mutant!(TerminateAnswered) {
+            self.queue_terminate(TerminateCode::RDMAP_UNSPECIFIED, None);
+            return;
+        }
         let mut payload = [0; MAX_TERMINATE_LEN];
         let len = (len as usize).min(payload.len());
         rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload[..len]);

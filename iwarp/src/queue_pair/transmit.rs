@@ -257,7 +257,8 @@ impl QueuePair {
         frame: &mut B,
     ) -> Result<(), BuildError> {
         let attr = &self.attr;
-        let mut fpdu = FpduBuilder::new(self.crc, record, frame);
+        let is_unsummed = mutant!(TerminateCrcZero) && record.kind == FpduKind::Terminate;
+        let mut fpdu = FpduBuilder::new(self.crc && !is_unsummed, record, frame);
         match record.kind {
             FpduKind::Request => self
                 .requester

@@ -18,7 +18,8 @@ mod receive_state;
 pub(crate) use receive_state::{ReceiveContext, ReceiveState, SegmentError};
 
 use crate::ddp::{
-    ControlOctets, DDP_VERSION, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
+    ControlOctets, DDP_VERSION, QN_ATOMIC_RESPONSE, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN,
+    UntaggedHeader,
 };
 use crate::environment::QpEnv;
 use crate::mpa::fpdu::{
@@ -45,10 +46,17 @@ fn count_pieces(rx: &impl RxStream, len: usize) -> u32 {
 
 #[inline]
 fn parse_opcode(control: ControlOctets) -> Result<RdmapOpcode, TerminateCode> {
-    if control.rdmap_version() != RDMAP_VERSION {
+    if control.rdmap_version() != RDMAP_VERSION && !mutant!(RdmapVersionUnchecked) {
         return Err(TerminateCode::RDMAP_VERSION);
     }
-    RdmapOpcode::from_wire(control.opcode()).ok_or(TerminateCode::RDMAP_OPCODE)
+    if mutant!(ReservedRdmapBits) && control.rdmap & 0x30 != 0 {
+        return Err(TerminateCode::RDMAP_OPCODE);
+    }
+    match RdmapOpcode::from_wire(control.opcode()) {
+        None if mutant!(OpcodeAsSend) => Ok(RdmapOpcode::Send),
+        None if mutant!(OpcodeCode) => Err(TerminateCode::RDMAP_UNSPECIFIED),
+        opcode => opcode.ok_or(TerminateCode::RDMAP_OPCODE),
+    }
 }
 
 impl QueuePair {
@@ -144,6 +152,9 @@ impl QueuePair {
                 part = self.process_fpdus(env, &mut PlainStream(&mut piece), u32::MAX);
             }
             if part.fpdus > 0 {
+                if mutant!(OneFpduPerSegment) {
+                    part.bytes = rx.first_piece().len();
+                }
                 rx.consume(part.bytes);
             } else {
                 part = self.process_fpdus(env, &mut PlainStream(&mut *rx), 1);
@@ -203,6 +214,9 @@ impl QueuePair {
             }
             progress.fpdus += 1;
             rest = behind;
+            if mutant!(OneFpduPerSegment) {
+                break;
+            }
         }
         progress.bytes = piece.len() - rest.len();
         self.receive.out_of_order.position += progress.bytes as u64;
@@ -229,6 +243,12 @@ impl QueuePair {
         while progress.fpdus < limit && self.is_receiving() {
             let Some(fpdu) = rx.next_fpdu() else { break };
             if let Err(code) = rx.verify(&fpdu, self.crc) {
+                if mutant!(BadCrcSkipped) {
+                    progress.fpdus += 1;
+                    rx.take(&fpdu);
+                    progress.bytes += fpdu.stream_len;
+                    continue;
+                }
                 self.fail_stream(env, code, None);
                 break;
             }
@@ -290,7 +310,9 @@ impl QueuePair {
         };
         let ulpdu_len = usize::from(fpdu.ulpdu_len);
         // Most segments are Writes: they skip all other tests.
-        if control.is_write() && ulpdu_len >= TAGGED_HDR_LEN {
+        let is_write = control.is_write()
+            || mutant!(TaggedVersionUnchecked) && control.is_tagged() && control.opcode() == 0;
+        if is_write && ulpdu_len >= TAGGED_HDR_LEN {
             let header = TaggedHeader::parse(&fpdu.hdr);
             let len = (ulpdu_len - TAGGED_HDR_LEN) as u32;
             let payload_at = LEN_FIELD + TAGGED_HDR_LEN;
@@ -302,6 +324,9 @@ impl QueuePair {
             return Ok(());
         }
         if ulpdu_len < 2 || ulpdu_len < control.header_len() {
+            if mutant!(ShortUlpduIgnored) {
+                return Ok(());
+            }
             return Err(TerminateCode::MPA_LENGTH.into());
         }
         if !control.is_tagged() {
@@ -336,14 +361,21 @@ impl QueuePair {
         header: &UntaggedHeader,
         len: u32,
     ) -> Result<(), SegmentError> {
-        if control.ddp_version() != DDP_VERSION {
+        if control.ddp_version() != DDP_VERSION && !mutant!(UntaggedVersionUnchecked) {
             return Err(TerminateCode::DDP_UNTAGGED_VERSION.into());
         }
-        if header.qn >= QUEUE_COUNT {
+        if header.qn >= QUEUE_COUNT && mutant!(QueueCode) {
+            return Err(TerminateCode::DDP_NO_BUFFER.into());
+        }
+        if header.qn >= QUEUE_COUNT && !mutant!(QueueUnchecked) {
             return Err(TerminateCode::DDP_QN.into());
         }
         let opcode = parse_opcode(control)?;
         match opcode.queue_number() {
+            None if mutant!(UntaggedWriteIgnored) => return Ok(()),
+            Some(_) if mutant!(QueueUnchecked) && header.qn >= QUEUE_COUNT => {}
+            Some(_) if mutant!(OpcodeOnAnyQueue) && header.qn < QN_ATOMIC_RESPONSE => {}
+            Some(_) if mutant!(SendOnQueueThree) && header.qn == QN_ATOMIC_RESPONSE => {}
             None => return Err(TerminateCode::RDMAP_OPCODE.into()),
             Some(qn) if qn != header.qn => return Err(TerminateCode::DDP_QN.into()),
             Some(_) => {}
