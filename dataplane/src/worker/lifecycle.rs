@@ -37,7 +37,7 @@
 //! | `AwaitingListener` | a listener at the peer, if the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
 //! | | the first FPDU of a peer that accepted, if `wake_silent_peer_ms` is set | see [`Connections::wake_silent_peer`] | a zero-length RDMA Write |
-//! | `FinishingMessage` | room for the FPDUs of the message under way | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
+//! | `FinishingMessage` | room for the FPDUs of the message under way, and for responses that the peer's FIN left owed | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
 //! | `Terminating` | room for the Terminate | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
 //! | `Closing` | the acknowledgement of all data, both FINs | [`STALL_TIMEOUT`] since the last progress | RST if data is unacknowledged, `Disconnected` |
 //! | `Destroying` | the acknowledgement of all data | [`destroy_grace`] since the last progress, at most [`STALL_TIMEOUT`] | RST if data is unacknowledged, removed |

@@ -26,7 +26,8 @@ impl QueuePair {
     }
 
     /// Handles the peer's FIN, after [`receive_in_order`](Self::receive_in_order) has processed all
-    /// bytes before it. `leftover`: bytes of an incomplete FPDU that remain in the stream.
+    /// bytes before it. `leftover`: bytes of an incomplete FPDU that remain in the stream. The peer's
+    /// requests are answered before the stream is closed (RFC 5041 section 6.2.1).
     pub fn on_peer_fin<E: QpEnv>(&mut self, env: &mut E, leftover: usize) {
         if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) || mutant!(PeerFinIgnored) {
             return;
@@ -42,6 +43,7 @@ impl QueuePair {
             // Conformance 36: the stream ended inside an FPDU or a message.
             self.abort(env, TerminateCode::MPA_TCP_LOST);
         } else if self.state == RdmapState::Rts {
+            self.answers_after_fin = !mutant!(ResponsesLostAtFin);
             self.start_closing();
         }
     }
@@ -153,7 +155,7 @@ impl QueuePair {
         }
         let is_ready = match self.state {
             RdmapState::Terminate if mutant!(UnclosedAfterTerminate) => false,
-            RdmapState::Closing => self.transmitter.open_message == OpenMessage::None,
+            RdmapState::Closing => !self.has_unfinished_message(),
             RdmapState::Terminate => !self.has_unsent_terminate(),
             _ => false,
         };

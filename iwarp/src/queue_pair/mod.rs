@@ -79,6 +79,9 @@ pub struct QueuePair {
     was_closed: bool,
     /// The stream is to be reset.
     wants_abort: bool,
+    /// The peer has closed its direction of a stream in RTS: its requests are answered before this side
+    /// closes the other.
+    answers_after_fin: bool,
     /// A responder sends nothing until it has received an FPDU (RFC 5044 section 7.1.2).
     may_send: bool,
     /// The message `rtr` has yet to be sent.
@@ -111,6 +114,7 @@ impl QueuePair {
             stream_open: false,
             was_closed: false,
             wants_abort: false,
+            answers_after_fin: false,
             may_send: false,
             is_rtr_pending: false,
             rtr: None,
@@ -282,7 +286,7 @@ impl QueuePair {
     pub fn has_output(&self) -> bool {
         match self.state {
             RdmapState::Terminate => self.has_unsent_terminate(),
-            RdmapState::Closing => self.transmitter.open_message != OpenMessage::None,
+            RdmapState::Closing => self.has_unfinished_message(),
             RdmapState::Rts => {
                 self.may_send
                     && (self.is_rtr_pending
@@ -292,6 +296,12 @@ impl QueuePair {
             }
             _ => false,
         }
+    }
+
+    /// Returns whether a closing stream still sends: the message under way, or responses that are owed.
+    fn has_unfinished_message(&self) -> bool {
+        self.transmitter.open_message != OpenMessage::None
+            || self.answers_after_fin && self.responder.has_unsent()
     }
 
     fn has_unsent_terminate(&self) -> bool {

@@ -128,6 +128,7 @@ impl QueuePair {
         match self.transmitter.open_message {
             OpenMessage::Request => self.requester.next_segment(&mut self.transmitter, room),
             OpenMessage::Response => self.next_response(env, room),
+            OpenMessage::None if self.answers_after_fin => self.next_response(env, room),
             OpenMessage::None => None,
         }
     }

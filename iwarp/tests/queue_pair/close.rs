@@ -1,6 +1,7 @@
 //! Ends of a stream: every posted work request completes exactly once, in order, however the stream
 //! ends.
 use crate::common::*;
+use siw_iwarp::rdmap::ReadRequestHeader;
 use siw_iwarp::*;
 use siw_memory::Stag;
 use siw_shm::wqe::SendData;
@@ -202,6 +203,107 @@ fn c36_fin_inside_of_an_fpdu_or_message_is_a_lost_stream() {
         initiator.env.recv_statuses(),
         [(11, WcStatus::WR_FLUSH_ERR), (12, WcStatus::WR_FLUSH_ERR)]
     );
+}
+
+/// An end that has received three Read Requests of `size` bytes of the returned key's memory.
+fn asked_for_reads(size: u32) -> (End, Stag) {
+    let mut responder = End::new(negotiated(false));
+    let (key, memory) = responder.env.mr(0, 4096, REMOTE);
+    memory.write(0, &pattern(4096, 3)).expect("in range");
+    for msn in 1..=3 {
+        let read = ReadRequestHeader {
+            sink_stag: 7,
+            sink_to: 0x1000,
+            size,
+            src_stag: key.0,
+            src_to: 0,
+        };
+        responder.give(&read_request(msn, &read));
+    }
+    (responder, key)
+}
+
+/// RFC 5041 section 6.2.1: the peer's FIN ends its direction only, and what is still to be sent goes
+/// before the own FIN.
+#[test]
+fn reads_before_the_peers_fin_are_answered_before_the_own_fin() {
+    for (size, segments) in [(8, 1), (3000, 3)] {
+        let (mut responder, _) = asked_for_reads(size);
+        responder.qp.on_peer_fin(&mut responder.env, 0);
+        assert_eq!(responder.qp.state(), RdmapState::Closing);
+        let mut payload = Vec::new();
+        for nth in 1..=3 * segments {
+            assert!(responder.qp.has_output());
+            assert_eq!(responder.qp.requested_close(), None);
+            assert!(responder.pull_room(20).is_none(), "TCP has no room");
+            let fpdu = responder.pull().expect("a response is left");
+            let header = tagged_of(&fpdu);
+            assert_eq!(header.stag, 7);
+            assert_eq!(header.control.is_last(), nth % segments == 0);
+            payload.extend_from_slice(&ulpdu(&fpdu)[14..]);
+        }
+        assert_eq!(payload, pattern(size as usize, 3).repeat(3));
+        assert!(!responder.qp.has_output() && responder.pull().is_none());
+        assert_eq!(
+            responder.qp.requested_close(),
+            Some(CloseKind::Graceful),
+            "the FIN follows"
+        );
+        responder.ack_all();
+        let reason = CloseReason::Closed;
+        responder.qp.on_tcp_closed(&mut responder.env, reason);
+        assert_eq!(responder.qp.state(), RdmapState::Idle);
+        assert!(responder.env.events.is_empty());
+    }
+}
+
+#[test]
+fn requests_under_way_and_responses_end_before_the_own_fin_and_no_request_starts() {
+    let (mut responder, key) = asked_for_reads(8);
+    for number in 1..=2 {
+        responder.env.post(&remote(
+            Opcode::Write,
+            number,
+            &[sge(0, 3000, key)],
+            0,
+            Stag(1),
+        ));
+    }
+    // The first segments of what comes first: a Write or a response.
+    while responder
+        .pull()
+        .is_some_and(|fpdu| tagged_of(&fpdu).stag == 7)
+    {}
+    responder.qp.on_peer_fin(&mut responder.env, 0);
+    responder.pull_all();
+    assert_eq!(responder.qp.requested_close(), Some(CloseKind::Graceful));
+    responder.ack_all();
+    responder
+        .qp
+        .on_tcp_closed(&mut responder.env, CloseReason::Closed);
+    assert_eq!(
+        responder.env.statuses(),
+        [(1, WcStatus::SUCCESS), (2, WcStatus::WR_FLUSH_ERR)]
+    );
+}
+
+#[test]
+fn a_response_whose_key_is_gone_after_the_peers_fin_ends_in_a_reset() {
+    let (mut responder, key) = asked_for_reads(8);
+    responder.qp.on_peer_fin(&mut responder.env, 0);
+    responder.env.table.remove(key).expect("known");
+    assert!(responder.pull().is_none());
+    assert_eq!(responder.qp.state(), RdmapState::Error);
+    assert_eq!(responder.qp.requested_close(), Some(CloseKind::Abort));
+}
+
+#[test]
+fn reads_before_the_own_disconnect_stay_unanswered() {
+    let (mut responder, _) = asked_for_reads(8);
+    responder.qp.disconnect();
+    responder.qp.on_peer_fin(&mut responder.env, 0);
+    assert!(responder.pull().is_none());
+    assert_eq!(responder.qp.requested_close(), Some(CloseKind::Graceful));
 }
 
 #[test]

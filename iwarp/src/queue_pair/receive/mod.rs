@@ -380,7 +380,7 @@ impl QueuePair {
             Some(qn) if qn != header.qn => return Err(TerminateCode::DDP_QN.into()),
             Some(_) => {}
         }
-        // A closing stream sends no responses any more.
+        // A closing stream answers only the requests that arrived before.
         let is_answerable = self.state == RdmapState::Rts;
         let (attr, responder) = (&self.attr, &mut self.responder);
         match opcode {
