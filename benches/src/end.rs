@@ -84,17 +84,17 @@ pub struct TransferEnd {
 /// Connects to the daemon; the error explains how to start it.
 pub fn open_context(socket: Option<&Path>) -> anyhow::Result<Context> {
     Context::open(socket).map_err(|error| match error {
-        Error::Open { path, source } => match source.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => anyhow!(
+        Error::Open { path, source }
+            if matches!(
+                source.kind(),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused
+            ) =>
+        {
+            anyhow!(
                 "siwd is not running: nothing listens at {path}; start it with \
                  `siwd --config config/loopback.toml`, or name its socket with --socket"
-            ),
-            ErrorKind::PermissionDenied => anyhow!(
-                "{path} may not be opened by this user; join the socket's group, or change \
-                 [control] mode of the daemon's configuration"
-            ),
-            _ => anyhow!("siwd at {path}: {source}"),
-        },
+            )
+        }
         error => error.into(),
     })
 }

@@ -374,7 +374,8 @@ uint32_t siw_version(void);
 const char *siw_last_error(void);
 const char *siw_wc_status_str(uint32_t status);
 
-/* Connects to the daemon. socket_path NULL: $SIWD_SOCKET, else /run/siwd/siwd.sock. */
+/* Connects to the daemon. socket_path NULL: $SIWD_SOCKET, else $XDG_RUNTIME_DIR/siwd/siwd.sock if an
+ * ordinary user has that socket, else /run/siwd/siwd.sock. */
 int siw_open(const char *socket_path, siw_context **out);
 void siw_close(siw_context *ctx);
 /* Sets the time within which the daemon has to answer a call, 60000 ms by default. A call that takes

@@ -20,6 +20,7 @@ use siw_shm::control::{
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
 use std::collections::{HashMap, VecDeque};
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -120,6 +121,7 @@ pub struct AsyncEvent {
 
 impl Context {
     /// Connects to the daemon: at `socket`, else $SIWD_SOCKET, else
+    /// $XDG_RUNTIME_DIR/siwd/siwd.sock if an ordinary user has that socket, else
     /// /run/siwd/siwd.sock.
     pub fn open(socket: Option<&Path>) -> Result<Context, Error> {
         Self::open_with_timeout(socket, CALL_TIMEOUT)
@@ -128,7 +130,10 @@ impl Context {
     /// As [`Self::open`], with another timeout than [`CALL_TIMEOUT`], also for connecting; see
     /// [`Self::set_call_timeout`].
     pub fn open_with_timeout(socket: Option<&Path>, timeout: Duration) -> Result<Context, Error> {
-        let path = control::socket_path(socket);
+        let path = control::socket_path(socket).map_err(|foreign| Error::Open {
+            path: foreign.path.display().to_string(),
+            source: std::io::Error::new(ErrorKind::PermissionDenied, foreign),
+        })?;
         let conn = ControlSocket::connect_within(&path, timeout).map_err(|source| Error::Open {
             path: path.display().to_string(),
             source,

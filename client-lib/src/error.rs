@@ -3,6 +3,25 @@
 use siw_shm::control::{CallError, ProtoError};
 use siw_shm::work_queue::PushError;
 use siw_shm::{OutOfBounds, WqeError};
+use std::io::ErrorKind;
+
+/// Remedy of a socket that cannot be opened.
+fn open_remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::NotFound => {
+            "start siwd, or set SIWD_SOCKET to its socket (that of an ordinary user's siwd is \
+             $XDG_RUNTIME_DIR/siwd/siwd.sock)"
+        }
+        ErrorKind::ConnectionRefused => {
+            "no siwd serves this socket, an ended one left it: start siwd, or remove the file"
+        }
+        ErrorKind::PermissionDenied => {
+            "set SIWD_SOCKET to a socket that this user may open, or become a member of the socket's \
+             group"
+        }
+        _ => "is it running?",
+    }
+}
 
 /// Error of any call of this crate. `Debug` shows the same text as `Display`, so that an error
 /// returned from `main` is readable.
@@ -10,9 +29,7 @@ use siw_shm::{OutOfBounds, WqeError};
 #[non_exhaustive]
 pub enum Error {
     /// No daemon at the socket, or no permission.
-    #[error(
-        "cannot reach siwd at {path}: {source}; is it running, and may this user open the socket?"
-    )]
+    #[error("cannot reach siwd at {path}: {source}; {remedy}", remedy = open_remedy(source))]
     Open {
         /// Path of the socket.
         path: String,
@@ -72,7 +89,10 @@ impl Error {
     /// The errno of the C API, positive.
     pub fn errno(&self) -> i32 {
         match self {
-            Error::Open { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Error::Open { source, .. } => match source.kind() {
+                ErrorKind::PermissionDenied => libc::EACCES,
+                _ => source.raw_os_error().unwrap_or(libc::EIO),
+            },
             Error::Refused { errno, .. } | Error::Registration { errno, .. } => *errno,
             Error::DaemonGone => libc::ENODEV,
             Error::Proto(ProtoError::Version { .. }) => libc::EPROTONOSUPPORT,

@@ -99,7 +99,9 @@ pub enum HostError {
         source: std::io::Error,
     },
     /// The lock file of a core or a NIC cannot be used.
-    #[error("lock {path}: {source}; run siwd as root or make the folder writable")]
+    #[error(
+        "lock {path}: {source}; make the folder writable for this user, or set XDG_RUNTIME_DIR to a folder of this user"
+    )]
     Lock {
         /// The lock file.
         path: String,

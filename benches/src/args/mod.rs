@@ -184,7 +184,7 @@ pub struct TransferOptions {
     #[arg(long)]
     pub no_bounds: bool,
 
-    /// The daemon's control socket [default: $SIWD_SOCKET, /run/siwd/siwd.sock].
+    /// The daemon's control socket [default: $SIWD_SOCKET, that of this user, /run/siwd/siwd.sock].
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 

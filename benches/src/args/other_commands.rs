@@ -57,7 +57,7 @@ pub struct ConnOptions {
     #[arg(long)]
     pub json: bool,
 
-    /// The daemon's control socket [default: $SIWD_SOCKET, /run/siwd/siwd.sock].
+    /// The daemon's control socket [default: $SIWD_SOCKET, that of this user, /run/siwd/siwd.sock].
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -185,7 +185,7 @@ pub struct ScaleOptions {
     #[arg(long)]
     pub json: bool,
 
-    /// The daemon's control socket [default: $SIWD_SOCKET, /run/siwd/siwd.sock].
+    /// The daemon's control socket [default: $SIWD_SOCKET, that of this user, /run/siwd/siwd.sock].
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }

@@ -414,7 +414,7 @@ fn victim(daemon: &DaemonOptions) -> anyhow::Result<Victim> {
     Ok(Victim {
         process: Process::new(daemon.pid),
         observer: open_context(explicit)?,
-        socket: siw_shm::control::socket_path(explicit),
+        socket: siw_shm::control::socket_path(explicit)?,
         program: program_beside("siw-hostile-client")?,
     })
 }

@@ -239,7 +239,8 @@ pub enum ProcessMemoryPolicy {
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ControlSocketConfig {
-    /// Path of the Unix socket that clients connect to.
+    /// Path of the Unix socket that clients connect to; by default
+    /// [`siw_shm::control::default_socket`].
     #[serde(deserialize_with = "socket_path", serialize_with = "path_text")]
     pub socket: PathBuf,
     /// Permission bits of the socket, as octal text ("0660").
@@ -266,7 +267,7 @@ impl ControlSocketConfig {
 impl Default for ControlSocketConfig {
     fn default() -> Self {
         ControlSocketConfig {
-            socket: PathBuf::from("/run/siwd/siwd.sock"),
+            socket: siw_shm::control::default_socket(),
             mode: FileMode(0o660),
             group: None,
             operators: None,

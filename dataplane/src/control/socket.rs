@@ -123,7 +123,8 @@ impl Drop for BoundSocket {
     }
 }
 
-const OTHER_PLACE: &str = "set [control] socket to a path that siwd can write";
+const OTHER_PLACE: &str = "set --socket or [control] socket to a path that siwd can write, or, as an \
+     ordinary user, XDG_RUNTIME_DIR to a folder of this user";
 
 /// Time that a killed daemon may take until its memory and its descriptors are freed.
 const ENDING: Duration = Duration::from_secs(10);

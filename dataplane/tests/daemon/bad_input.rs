@@ -142,7 +142,7 @@ fn a_killed_daemon_is_an_error_for_its_clients_and_no_hang() {
         .err()
         .unwrap()
         .to_string();
-    assert!(error.contains("is it running"), "{error}");
+    assert!(error.contains("no siwd serves this socket"), "{error}");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_socket_without_permission_is_an_error_that_says_so() {
     .unwrap();
     let e = e.expect("nobody may not open the socket");
     assert!(
-        e.contains("Permission denied") && e.contains("may this user open"),
+        e.contains("Permission denied") && e.contains("a socket that this user may open"),
         "{e}"
     );
 }

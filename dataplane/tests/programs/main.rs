@@ -13,6 +13,7 @@ mod killed_programs;
 mod libfabric_programs;
 mod mirrored_addresses;
 mod mooncake_engine;
+mod ordinary_user;
 mod preloaded_sockets;
 mod private_daemon;
 mod pyverbs_suite;

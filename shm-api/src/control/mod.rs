@@ -10,22 +10,11 @@ pub mod codec;
 #[allow(missing_docs)]
 pub mod messages;
 pub mod socket;
+mod socket_path;
 
 pub use codec::{CallError, ProtoError, Request, decode_event, encode_event};
 pub use messages::*;
 pub use socket::{ControlPacket, ControlSocket, EVENT_STREAM_BYTES, RecvError, event_stream};
-
-/// Path at which the daemon listens by default.
-pub const DEFAULT_SOCKET: &str = "/run/siwd/siwd.sock";
-/// Environment variable that overrides [`DEFAULT_SOCKET`] for clients.
-pub const SOCKET_ENV: &str = "SIWD_SOCKET";
-
-/// The socket path of a client: `explicit`, else the environment variable, else the default.
-pub fn socket_path(explicit: Option<&std::path::Path>) -> std::path::PathBuf {
-    match explicit {
-        Some(path) => path.to_owned(),
-        None => std::env::var_os(SOCKET_ENV)
-            .filter(|value| !value.is_empty())
-            .map_or_else(|| DEFAULT_SOCKET.into(), Into::into),
-    }
-}
+pub use socket_path::{
+    ForeignSocket, SOCKET_ENV, SYSTEM_SOCKET, default_socket, own_socket, socket_path,
+};

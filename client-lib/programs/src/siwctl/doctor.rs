@@ -268,7 +268,20 @@ fn userfaultfd(root: &Path) -> Finding {
 
 /// The control socket, and the daemon behind it.
 fn daemon(socket: Option<&Path>) -> Vec<Finding> {
-    let path = socket_path(socket);
+    let path = match socket_path(socket) {
+        Ok(path) => path,
+        Err(foreign) => {
+            return vec![Finding::new(
+                Weight::Fault,
+                "siwd",
+                format!("control socket {}: {foreign}", foreign.path.display()),
+                format!(
+                    "ls -l {}; set SIWD_SOCKET to another",
+                    foreign.path.display()
+                ),
+            )];
+        }
+    };
     let shown = path.display().to_string();
     let metadata = match fs::metadata(&path) {
         Ok(metadata) => metadata,

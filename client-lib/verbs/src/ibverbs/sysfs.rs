@@ -18,7 +18,7 @@ fn find_tree() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("SIW_SYSFS").filter(|name| !name.is_empty()) {
         return Some(named.into());
     }
-    let socket = std::path::absolute(socket_path(None)).ok()?;
+    let socket = std::path::absolute(socket_path(None).ok()?).ok()?;
     let tree = sysfs_tree_of(&socket);
     let (socket, found) = (
         socket.symlink_metadata().ok()?,

@@ -22,7 +22,8 @@ use std::{env, fs, io};
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Socket of siwd; else $SIWD_SOCKET, else /run/siwd/siwd.sock.
+    /// Socket of siwd; else $SIWD_SOCKET, else $XDG_RUNTIME_DIR/siwd/siwd.sock if this user has it,
+    /// else /run/siwd/siwd.sock.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// The drop-in library, libsiw_verbs.so; by default in the folder of siwrun.
