@@ -181,7 +181,9 @@ impl MpaResponder {
 
     /// Adapts the depths to those that the initiator announced.
     fn agree_on_depths(&self, negotiated: &mut NegotiatedParameters, peer_ird: u16, peer_ord: u16) {
-        if peer_ord != DEPTH_UNNEGOTIATED && !mutant!(IrdBelowOrd) {
+        if mutant!(IrdBelowOrd) {
+            negotiated.ird = 1;
+        } else if peer_ord != DEPTH_UNNEGOTIATED {
             // As much as the initiator wants, within the device's limit, and never less than the
             // consumer asked for.
             negotiated.ird = negotiated.ird.max(peer_ord.min(self.config.max_ird));
