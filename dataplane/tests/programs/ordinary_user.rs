@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
@@ -15,24 +15,37 @@ use tempfile::TempDir;
 struct User {
     id: u32,
     runtime: TempDir,
+    /// Copies of the programs and libraries: the user may be unable to reach the build folder.
+    programs: TempDir,
 }
 
 impl User {
-    /// `None`, with the reason printed, if that user cannot reach siwd's program.
-    fn new() -> Option<User> {
+    fn new() -> User {
         let own = nix::unistd::geteuid();
         let id = if own.is_root() { 65_534 } else { own.as_raw() };
         let runtime = tempfile::tempdir().unwrap();
         chown(runtime.path(), Some(id), Some(id)).unwrap();
-        let user = User { id, runtime };
-        let version = user.command(siwd()).arg("--version").output();
-        match version {
-            Ok(out) if out.status.success() => Some(user),
-            Ok(_) | Err(_) => {
-                println!("skipped: user {id} cannot run {}", siwd().display());
-                None
-            }
+        let programs = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(programs.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let siwd: PathBuf = env!("CARGO_BIN_EXE_siwd").into();
+        let libraries =
+            ["libsiw_verbs.so", "libsiw_mirror.so"].map(|name| siwrun().with_file_name(name));
+        let files = [siwd, siwrun().into(), client_program("siwctl")];
+        for file in files.iter().chain(&libraries) {
+            let copy = programs.path().join(file.file_name().unwrap());
+            std::fs::copy(file, &copy).unwrap();
+            std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o755)).unwrap();
         }
+        User {
+            id,
+            runtime,
+            programs,
+        }
+    }
+
+    /// The copy of a program of siwd's.
+    fn own(&self, program: &str) -> Command {
+        self.command(self.programs.path().join(program))
     }
 
     fn command(&self, program: impl AsRef<OsStr>) -> Command {
@@ -65,7 +78,7 @@ impl User {
 
     /// Starts siwd with no more than a configuration file without a socket.
     fn start_daemon(self) -> (User, Daemon) {
-        let mut command = self.command(siwd());
+        let mut command = self.own("siwd");
         command.arg("--config").arg(self.config());
         let child = command
             .stdout(Stdio::piped())
@@ -78,10 +91,6 @@ impl User {
     }
 }
 
-fn siwd() -> &'static Path {
-    Path::new(env!("CARGO_BIN_EXE_siwd"))
-}
-
 fn text(out: &Output) -> String {
     let both = [&out.stdout[..], &out.stderr].concat();
     String::from_utf8_lossy(&both).into_owned()
@@ -92,7 +101,7 @@ fn programs_find_the_daemon_of_their_user() {
     if !is_installed("ibv_devices", "ibverbs-utils") || !is_installed("rping", "rdmacm-utils") {
         return;
     }
-    let Some(user) = User::new() else { return };
+    let user = User::new();
     let (user, daemon) = user.start_daemon();
     assert_eq!(daemon.socket.metadata().unwrap().uid(), user.id);
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
@@ -100,23 +109,23 @@ fn programs_find_the_daemon_of_their_user() {
     assert!(field("Uid:").contains(&user.id.to_string()), "{status}");
     assert!(field("CapEff:").ends_with("0000000000000000"), "{status}");
 
-    let listed = user.command(siwrun()).arg("ibv_devices").output().unwrap();
+    let listed = user.own("siwrun").arg("ibv_devices").output().unwrap();
     assert!(text(&listed).contains("siw1"), "{listed:?}");
     let shown = user
-        .command(client_program("siwctl"))
+        .own("siwctl")
         .args(["show", "devices"])
         .output()
         .unwrap();
     assert!(text(&shown).contains("siw1"), "{shown:?}");
     let tree = user
-        .command(siwrun())
+        .own("siwrun")
         .args(["ls", "/sys/class/infiniband"])
         .output()
         .unwrap();
     assert!(text(&tree).contains("siw1"), "{tree:?}");
 
     let rping = |role: &str| {
-        let mut command = user.command(siwrun());
+        let mut command = user.own("siwrun");
         command.args(["rping", role, "-a", "10.77.0.2", "-C", "5", "-v"]);
         command
     };
@@ -139,10 +148,10 @@ fn refusal(command: &mut Command) -> String {
 
 #[test]
 fn a_runtime_folder_that_siwd_cannot_use_is_named_with_the_remedy() {
-    let Some(user) = User::new() else { return };
+    let user = User::new();
     let config = user.config();
     let start = || {
-        let mut command = user.command(siwd());
+        let mut command = user.own("siwd");
         command.arg("--config").arg(&config);
         command
     };
@@ -175,12 +184,11 @@ fn a_runtime_folder_that_siwd_cannot_use_is_named_with_the_remedy() {
 
 #[test]
 fn a_socket_that_no_daemon_of_the_user_serves_is_named_with_the_remedy() {
-    let Some(user) = User::new() else { return };
+    let user = User::new();
     let socket = user.make_folder(user.id).join("siwd.sock");
     drop(UnixListener::bind(&socket).unwrap());
-    let siwctl = client_program("siwctl");
     let ask = || {
-        let out = user.command(&siwctl).args(["show", "devices"]).output();
+        let out = user.own("siwctl").args(["show", "devices"]).output();
         let out = out.unwrap();
         assert!(!out.status.success(), "{out:?}");
         text(&out)
@@ -191,7 +199,7 @@ fn a_socket_that_no_daemon_of_the_user_serves_is_named_with_the_remedy() {
             said.contains("belongs to user 0") && said.contains("set SIWD_SOCKET"),
             "{said}"
         );
-        let doctor = user.command(&siwctl).arg("doctor").output().unwrap();
+        let doctor = user.own("siwctl").arg("doctor").output().unwrap();
         assert!(text(&doctor).contains("belongs to user 0"), "{doctor:?}");
         chown(&socket, Some(user.id), Some(user.id)).unwrap();
     }
