@@ -163,6 +163,7 @@ pub use base::frame_info::{FrameInfo, RxChecksum};
 pub use base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 pub use base::ids::{ConnId, ListenerId};
 pub use base::quota_owner::{OwnerScope, QuotaOwner};
+pub use base::retransmissions::Retransmissions;
 pub use base::sequence::SeqNr;
 pub use base::state::TcpState;
 pub use base::stats::StackStats;

@@ -21,6 +21,9 @@ use nix::sys::time::TimeSpec;
 use super::net::Netns;
 use super::raw::packet_socket;
 
+/// Length in octets above which a frame carries data.
+const LONG_FRAME: usize = 1000;
+
 /// Impairments of the link, the same in both directions. Probabilities are in parts of 1000.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Impairment {
@@ -57,6 +60,8 @@ pub struct ImpairedLink {
     /// Namespace of the endpoints: `veth0` for `siw-stream`, `veth3` with Linux's addresses.
     pub ns: Netns,
     pub counts: Arc<Counts>,
+    /// Frames longer than [`LONG_FRAME`] that are still to be lost.
+    to_lose: Arc<AtomicU64>,
     over: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
     _middle: Netns,
@@ -82,8 +87,9 @@ impl ImpairedLink {
         ns.ip("link set veth3 up");
         ns.address("veth3", "10.77.0.2/24");
         ns.address("veth3", "fd77::2/64");
-        let (counts, over) = (
+        let (counts, to_lose, over) = (
             Arc::new(Counts::default()),
+            Arc::new(AtomicU64::new(0)),
             Arc::new(AtomicBool::new(false)),
         );
         let ends = ["veth1", "veth2"].map(|i| Arc::new(packet_socket(&middle, i)));
@@ -103,6 +109,7 @@ impl ImpairedLink {
                     waiting: BinaryHeap::new(),
                     number: 0,
                     counts: counts.clone(),
+                    to_lose: to_lose.clone(),
                 };
                 let over = over.clone();
                 std::thread::spawn(move || direction.run(&over))
@@ -111,10 +118,16 @@ impl ImpairedLink {
         ImpairedLink {
             ns,
             counts,
+            to_lose,
             over,
             threads,
             _middle: middle,
         }
+    }
+
+    /// Loses the next `count` frames that are longer than [`LONG_FRAME`].
+    pub fn lose_long_frames(&self, count: u64) {
+        self.to_lose.store(count, Ordering::Relaxed);
     }
 }
 
@@ -138,6 +151,7 @@ struct Direction {
     waiting: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>,
     number: u64,
     counts: Arc<Counts>,
+    to_lose: Arc<AtomicU64>,
 }
 
 impl Direction {
@@ -178,6 +192,14 @@ impl Direction {
 
     fn take(&mut self, frame: &[u8]) {
         let count = |c: &AtomicU64| c.fetch_add(1, Ordering::Relaxed);
+        let ordered = |left: u64| left.checked_sub(1).filter(|_| frame.len() > LONG_FRAME);
+        let take_order = self
+            .to_lose
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, ordered);
+        if take_order.is_ok() {
+            count(&self.counts.lost);
+            return;
+        }
         if self.dropping > 0 || self.chance(self.how.loss) {
             self.dropping = match self.dropping {
                 0 => self.how.burst,

@@ -8,6 +8,7 @@ mod af_xdp;
 mod links;
 mod path_mtu;
 mod properties;
+mod retransmissions;
 mod shared_nic;
 mod stream_device;
 mod stream_fragments;

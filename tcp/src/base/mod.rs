@@ -9,6 +9,7 @@ pub(crate) mod frame_sink;
 pub(crate) mod ids;
 pub(crate) mod quota_owner;
 pub(crate) mod rate_limits;
+pub(crate) mod retransmissions;
 pub(crate) mod sequence;
 pub(crate) mod siphash;
 pub(crate) mod state;

@@ -1,5 +1,7 @@
 //! Counters, with the names of TCP-MIB (RFC 4022) and Linux's TcpExt where these have one.
 
+use crate::base::retransmissions::RetransmissionCause;
+
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $name:ident = $mib:literal),* $(,)?) => {
         /// Counters of one stack since its start.
@@ -75,14 +77,14 @@ impl StackStats {
         }
     }
 
-    /// Counts a retransmitted segment, in slow start after a timeout or in fast recovery.
+    /// Counts a retransmitted segment.
     #[cold]
-    pub(crate) fn count_retransmission(&mut self, after_timeout: bool) {
+    pub(crate) fn count_retransmission(&mut self, cause: RetransmissionCause) {
         self.retrans_segs += 1;
-        if after_timeout {
-            self.slow_start_retrans += 1;
-        } else {
-            self.fast_retrans += 1;
+        match cause {
+            RetransmissionCause::Timeout => self.slow_start_retrans += 1,
+            RetransmissionCause::Fast => self.fast_retrans += 1,
+            RetransmissionCause::TailProbe => self.tail_retrans += 1,
         }
     }
 
@@ -140,10 +142,12 @@ counters! {
     sack_recovery = "TcpExtTCPSackRecovery",
     /// Fast recoveries without SACK (RFC 6582).
     reno_recovery = "TcpExtTCPRenoRecovery",
-    /// Segments retransmitted in fast recovery.
+    /// Segments retransmitted in fast recovery, or because the path MTU was reduced.
     fast_retrans = "TcpExtTCPFastRetrans",
     /// Segments retransmitted after a timeout.
     slow_start_retrans = "TcpExtTCPSlowStartRetrans",
+    /// Segments retransmitted as tail loss probes; other probes carry new data (RFC 8985 section 7.3).
+    tail_retrans = "SiwTailRetrans",
     /// Tail loss probes sent (RFC 8985 section 7.3).
     tlp_probes = "TcpExtTCPLossProbes",
     /// Tail loss probes that repaired a loss (RFC 8985 section 7.4).

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use crate::base::events::Events;
 use crate::base::ids::ConnId;
 use crate::base::rate_limits::{RandomizedLimit, TokenBucket};
+use crate::base::retransmissions::RetransmissionCause;
 use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
 use crate::base::stats::StackStats;
@@ -133,6 +134,29 @@ impl TcpContext<'_> {
             .fields_of(self.id.index)
             .flags
             .has(SideFlags::MAY_SEND_ECT)
+    }
+
+    /// Counts a retransmission of data.
+    #[cold]
+    pub(crate) fn count_retransmission(&mut self, cause: RetransmissionCause) {
+        self.shared.stats.count_retransmission(cause);
+        let counts = self.shared.side_table.repeats_mut(self.id.index);
+        counts.retransmissions.count(cause);
+    }
+
+    /// Counts a retransmission of our SYN or SYN-ACK.
+    #[cold]
+    pub(crate) fn count_repeated_syn(&mut self) {
+        let counts = self.shared.side_table.repeats_mut(self.id.index);
+        counts.retransmissions.count_handshake();
+    }
+
+    /// Counts a zero-window probe.
+    #[cold]
+    pub(crate) fn count_window_probe(&mut self) {
+        self.shared.stats.zero_window_probes += 1;
+        let counts = self.shared.side_table.repeats_mut(self.id.index);
+        counts.window_probes = counts.window_probes.saturating_add(1);
     }
 
     /// Reports `events` to the owner through `next_event`.

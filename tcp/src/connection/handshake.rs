@@ -194,7 +194,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         }
         tcb.backoff += 1;
-        self.sender.retransmits += 1;
+        cx.count_repeated_syn();
         cx.schedule_output(tcb, ConnectionFlags::NEED_SYN);
         tcb.restart_retransmission_timer(cx);
     }
@@ -213,7 +213,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         self.path.apply_path_mtu(&mut self.tcb, cx);
         let tcb = &mut self.tcb;
-        if self.sender.retransmits > 0 {
+        let repeated = cx.shared.side_table.repeats(cx.id.index);
+        if repeated.retransmissions.handshake > 0 {
             // Our SYN or SYN-ACK was lost: one segment at first (RFC 5681 section 3.1).
             tcb.window.set_initial(1, u32::from(tcb.emss));
             tcb.rtt.on_syn_lost();

@@ -3,6 +3,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, SinkFull};
+use crate::base::retransmissions::RetransmissionCause;
 use crate::base::state::TcpState;
 use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
@@ -164,9 +165,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.receiver
                 .emit_without_payload(&mut self.tcb, &self.path, cx, seq, 0, sink)?;
             // Without the persist timer it tests a path that may drop full segments.
-            cx.shared.stats.zero_window_probes += u64::from(
-                self.tcb.has(ConnectionFlags::NEED_PROBE) && self.tcb.is_timer(Timer::Persist),
-            );
+            if self.tcb.has(ConnectionFlags::NEED_PROBE) && self.tcb.is_timer(Timer::Persist) {
+                cx.count_window_probe();
+            }
             cx.shared.stats.keepalive_probes +=
                 u64::from(self.tcb.has(ConnectionFlags::NEED_KEEPALIVE));
             self.tcb.flags &= !(ConnectionFlags::NEED_PROBE | ConnectionFlags::NEED_KEEPALIVE);
@@ -247,9 +248,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 cx.shared.on_super_segment_lost(is_again, cx.now);
             }
             recovery.on_retransmitted(&mut self.tcb, &mut self.sender.send_queue, index, cx.now.0);
-            self.sender.retransmits += 1;
-            let after_timeout = self.tcb.phase == RecoveryPhase::Loss;
-            cx.shared.stats.count_retransmission(after_timeout);
+            cx.count_retransmission(match self.tcb.phase {
+                RecoveryPhase::Loss => RetransmissionCause::Timeout,
+                _ => RetransmissionCause::Fast,
+            });
             // The timer must leave the retransmission a round trip: it must not expire for a loss
             // that an ACK reported in time.
             if self.tcb.timer().is_none()
@@ -425,8 +427,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.tcb.unsent -= plan.len;
         } else {
             self.emit_segment(cx, &last, true, sink)?;
-            self.sender.retransmits += 1;
-            cx.shared.stats.retrans_segs += 1;
+            cx.count_retransmission(RetransmissionCause::TailProbe);
         }
         cx.shared.stats.tlp_probes += 1;
         if let Some(recovery) = &mut self.sender.recovery {

@@ -7,7 +7,7 @@ use crate::congestion::CongestionState;
 use crate::connection::context::TcpContext;
 use crate::loss::rack::ReorderWindow;
 use crate::loss::recovery::Recovery;
-use crate::queues::send_queue::TransmitQueue;
+use crate::queues::send_queue::{RETX, TransmitQueue};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -22,8 +22,6 @@ pub(crate) struct Sender<R> {
     pub congestion: CongestionState,
     /// The tick at which the current series of timeouts began; 0: none.
     pub stalled_since: u32,
-    /// Segments that were sent again.
-    pub retransmits: u32,
     /// The effective MSS agreed in the handshake, the upper limit of `tcb.emss`.
     pub emss_agreed: u16,
     /// RACK's reordering window, kept here while there is no `recovery`.
@@ -38,7 +36,6 @@ impl<R> Sender<R> {
             recovery: None,
             congestion: CongestionState::new(congestion),
             stalled_since: 0,
-            retransmits: 0,
             emss_agreed: emss,
             reorder_window: ReorderWindow::default(),
         }
@@ -57,6 +54,18 @@ impl<R> Sender<R> {
         self.recovery
             .as_ref()
             .map_or(0, |recovery| recovery.timeouts_in_row)
+    }
+
+    /// Returns the number of segments in flight that were sent again and are not deemed lost. The cost
+    /// is proportional to the number of segments in flight after a loss.
+    pub(crate) fn retransmitted_in_flight(&self) -> u32 {
+        // Without a recovery no segment is marked.
+        if self.recovery.is_none() {
+            return 0;
+        }
+        let in_flight = self.send_queue.sent.iter();
+        let again = in_flight.filter(|segment| segment.flags & RETX != 0 && segment.in_pipe());
+        again.count() as u32
     }
 
     /// Returns the recovery state, which is allocated on first use.

@@ -1,7 +1,10 @@
 //! Per-connection fields outside of [`Connection`](super::Connection) that only slow paths use.
 //! They lie in an array indexed by slot, which keeps them out of the connection's cache lines.
 
+use std::collections::HashMap;
+
 use crate::base::quota_owner::QuotaOwner;
+use crate::base::retransmissions::Retransmissions;
 use crate::base::time::Instant;
 
 /// The unit of [`AnswerLimit`], 2^24 ns (17 ms), as a shift; 16 bits of units wrap after 18
@@ -112,9 +115,22 @@ impl SideFlags {
     }
 }
 
+/// Counts of a connection that has sent segments again, or probed a closed window.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct RepeatCounts {
+    /// Segments that were sent again, by cause.
+    pub retransmissions: Retransmissions,
+    /// Zero-window probes sent; the count saturates.
+    pub window_probes: u32,
+}
+
 /// The side fields of all connections.
 #[derive(Default)]
-pub(crate) struct SideTable(Vec<SideFields>);
+pub(crate) struct SideTable {
+    fields: Vec<SideFields>,
+    /// Few connections have counts, so that an idle one needs no memory for them.
+    repeats: HashMap<u32, RepeatCounts>,
+}
 
 impl SideTable {
     /// Size of a connection's entry in bytes.
@@ -123,34 +139,51 @@ impl SideTable {
     /// Returns the fields of the connection in slot `index`.
     pub(crate) fn fields_of(&mut self, index: u32) -> &mut SideFields {
         let index = index as usize;
-        if index >= self.0.len() {
-            self.0.resize(index + 1, SideFields::default());
+        if index >= self.fields.len() {
+            self.fields.resize(index + 1, SideFields::default());
         }
-        &mut self.0[index]
+        &mut self.fields[index]
+    }
+
+    /// Prepares slot `index` for a new connection.
+    pub(crate) fn reset(&mut self, index: u32) {
+        *self.fields_of(index) = SideFields::default();
+        self.repeats.remove(&index);
+    }
+
+    /// Returns the counts of the connection in slot `index`, to be increased.
+    #[cold]
+    pub(crate) fn repeats_mut(&mut self, index: u32) -> &mut RepeatCounts {
+        self.repeats.entry(index).or_default()
+    }
+
+    /// Returns the counts of the connection in slot `index`.
+    pub(crate) fn repeats(&self, index: u32) -> RepeatCounts {
+        self.repeats.get(&index).copied().unwrap_or_default()
     }
 
     /// Returns how often the connection in slot `index` has doubled its receive window.
     pub(crate) fn window_doublings(&self, index: u32) -> u8 {
-        let fields = self.0.get(index as usize);
+        let fields = self.fields.get(index as usize);
         fields.map_or(0, |fields| fields.window_doublings)
     }
 
     /// Returns the number of retransmission timeouts of the connection in slot `index`.
     pub(crate) fn timeouts(&self, index: u32) -> u32 {
-        self.0
+        self.fields
             .get(index as usize)
             .map_or(0, |fields| fields.timeouts.into())
     }
 
     /// Returns the client and user that the connection in slot `index` is charged to.
     pub(crate) fn quota_owner(&self, index: u32) -> Option<QuotaOwner> {
-        let owner = self.0.get(index as usize)?.owner;
+        let owner = self.fields.get(index as usize)?.owner;
         (owner != NO_OWNER).then_some(owner)
     }
 
     /// Returns the tick at which the connection in slot `index`, which has no owner, must end.
     pub(crate) fn orphan_until(&self, index: u32) -> Option<u32> {
-        let fields = self.0.get(index as usize)?;
+        let fields = self.fields.get(index as usize)?;
         (fields.orphan_until != 0).then_some(fields.orphan_until)
     }
 }

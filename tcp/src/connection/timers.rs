@@ -240,7 +240,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         self.tcb.backoff += 1;
         // One that still waits for the neighbour or the sink was not lost.
-        self.sender.retransmits += u32::from(!self.tcb.has(ConnectionFlags::NEED_SYN));
+        if !self.tcb.has(ConnectionFlags::NEED_SYN) {
+            cx.count_repeated_syn();
+        }
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
         self.tcb.restart_retransmission_timer(cx);
     }

@@ -20,6 +20,7 @@ use crate::base::events::Events;
 use crate::base::frame_sink::FrameSink;
 use crate::base::ids::{ConnId, ListenerId};
 use crate::base::quota_owner::QuotaOwner;
+use crate::base::retransmissions::Retransmissions;
 use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
@@ -79,8 +80,13 @@ pub struct TcpInfo {
     pub ecn: bool,
     /// Retransmission timeout with its backoff (RFC 6298).
     pub rto: Duration,
-    /// Segments that were sent again.
-    pub retransmits: u32,
+    /// Segments that were sent again, by cause.
+    pub retransmissions: Retransmissions,
+    /// Retransmitted segments with data that are on the way: neither acknowledged nor deemed lost
+    /// again.
+    pub retransmitted_in_flight: u32,
+    /// Zero-window probes sent (RFC 9293 section 3.8.6.1).
+    pub window_probes: u32,
     /// Retransmission timeouts.
     pub timeouts: u32,
     /// The peer's FIN was received.
@@ -140,6 +146,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn tcp_info(&self, id: ConnId) -> Option<TcpInfo> {
         let conn = self.slots.owned(id)?;
         let tcb = &conn.tcb;
+        let repeats = self.shared.side_table.repeats(id.index);
         Some(TcpInfo {
             state: tcb.state,
             local: conn.path.template.key().local(),
@@ -161,7 +168,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 tcb.rtt
                     .retransmission_timeout(&self.shared.rto_limits, tcb.backoff),
             ),
-            retransmits: conn.sender.retransmits,
+            retransmissions: repeats.retransmissions,
+            retransmitted_in_flight: conn.sender.retransmitted_in_flight(),
+            window_probes: repeats.window_probes,
             timeouts: self.shared.side_table.timeouts(id.index),
             peer_fin: tcb.has(ConnectionFlags::FIN_RECEIVED),
         })

@@ -8,7 +8,6 @@ use crate::base::ids::ConnId;
 use crate::connection::Connection;
 use crate::connection::closing_list::Closing;
 use crate::connection::context::SharedState;
-use crate::connection::side_table::SideFields;
 use crate::queues::send_queue::TransmitQueue;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
@@ -148,7 +147,7 @@ impl<B: RecvBuf, R> Slots<B, R> {
             }
             None => return None,
         };
-        *shared.side_table.fields_of(index) = SideFields::default();
+        shared.side_table.reset(index);
         shared.flow_table.insert(hash, index);
         Some(index)
     }

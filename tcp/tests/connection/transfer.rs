@@ -180,11 +180,12 @@ fn a_zero_window_is_probed_until_it_opens() {
         got.extend(lab.read(1, server));
     }
     assert_eq!(got, data);
-    assert_eq!(
-        lab.net.hosts[0].tcp_info(client).unwrap().timeouts,
-        0,
-        "probing is no loss"
-    );
+    let info = lab.net.hosts[0].tcp_info(client).unwrap();
+    assert_eq!(info.timeouts, 0, "probing is no loss");
+    let probes = lab.net.hosts[0].stats().zero_window_probes;
+    assert!(probes > 0);
+    assert_eq!(u64::from(info.window_probes), probes);
+    assert_eq!(info.retransmissions.total(), 0, "probes have no data");
 }
 
 #[test]

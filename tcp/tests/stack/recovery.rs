@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::common::wire::{ACK, FIN, Lab, Seg, pattern};
 use siw_tcp::sim::{Impairment, host_config};
-use siw_tcp::{ConnId, Instant};
+use siw_tcp::{ConnId, Instant, Retransmissions, StackConfig};
 
 const MSS: usize = 1448;
 
@@ -12,6 +12,11 @@ const MSS: usize = 1448;
 fn lab_with_sender(segments: u32) -> (Lab, [ConnId; 2]) {
     let mut configs = [host_config(0), host_config(1)];
     configs[0].initial_window = segments;
+    lab_with_configs(configs)
+}
+
+/// A lab with these hosts, and its connection.
+fn lab_with_configs(configs: [StackConfig; 2]) -> (Lab, [ConnId; 2]) {
     let mut lab = Lab::with(configs);
     let ids = lab.connect();
     // RACK needs the round trip of the path, not only that of the handshake.
@@ -367,4 +372,85 @@ fn a_lost_fin_is_probed_too() {
     assert!(lab.got(1).contains(siw_tcp::Events::PEER_FIN));
     let stats = lab.net.hosts[0].stats();
     assert_eq!((stats.tlp_probes, stats.timeouts), (1, 0));
+}
+
+/// Each retransmission is counted under one cause, for its connection and for the stack.
+#[test]
+fn retransmissions_are_counted_by_cause() {
+    let counts = |lab: &Lab, id| {
+        let host = &lab.net.hosts[0];
+        let info = host.tcp_info(id).unwrap();
+        let (counts, stats) = (info.retransmissions, host.stats());
+        assert_eq!(u64::from(counts.timeout), stats.slow_start_retrans);
+        assert_eq!(u64::from(counts.fast), stats.fast_retrans);
+        assert_eq!(u64::from(counts.tail_probe), stats.tail_retrans);
+        assert_eq!(u64::from(counts.total()), stats.retrans_segs);
+        assert_eq!(info.retransmitted_in_flight, 0, "all is acknowledged");
+        counts
+    };
+    // An ACK reports the losses.
+    let (mut lab, [id, _]) = lab_with_sender(12);
+    lose(&mut lab, &[2, 5]);
+    push(&mut lab, id, 12);
+    lab.run_ms(50);
+    let expected = Retransmissions {
+        fast: 2,
+        ..Retransmissions::default()
+    };
+    assert_eq!(counts(&lab, id), expected);
+    // The tail is lost: the probe sends it again.
+    let (mut lab, [id, _]) = lab_with_sender(12);
+    lose(&mut lab, &[11]);
+    push(&mut lab, id, 12);
+    lab.run_ms(50);
+    let expected = Retransmissions {
+        tail_probe: 1,
+        ..Retransmissions::default()
+    };
+    assert_eq!(counts(&lab, id), expected);
+    // And the probe is lost too.
+    let mut configs = [host_config(0), host_config(1)];
+    configs[0].max_connections = 1;
+    let (mut lab, [id, _]) = lab_with_configs(configs);
+    lose_twice(&mut lab);
+    push(&mut lab, id, 1);
+    lab.run_ms(500);
+    let expected = Retransmissions {
+        tail_probe: 1,
+        timeout: 1,
+        ..Retransmissions::default()
+    };
+    assert_eq!(counts(&lab, id), expected);
+    // The next connection, which has the only slot, begins with zeros.
+    let now = lab.net.now;
+    let to = "10.0.0.2:80".parse().unwrap();
+    let host = &mut lab.net.hosts[0];
+    assert!(host.connect(now, None, None, to, 0).is_err());
+    host.abort(now, id);
+    host.release(now, id);
+    lab.run_ms(50);
+    let now = lab.net.now;
+    let next = lab.net.hosts[0].connect(now, None, None, to, 0).unwrap();
+    let info = lab.net.hosts[0].tcp_info(next).unwrap();
+    assert_eq!(info.retransmissions, Retransmissions::default());
+}
+
+/// A retransmission is outstanding from its departure to its acknowledgement.
+#[test]
+fn outstanding_retransmissions_are_those_on_the_way() {
+    let (mut lab, [id, _]) = lab_with_sender(12);
+    lose(&mut lab, &[5]);
+    push(&mut lab, id, 12);
+    let on_the_way = |lab: &Lab| {
+        let info = lab.net.hosts[0].tcp_info(id).unwrap();
+        info.retransmitted_in_flight
+    };
+    assert_eq!(on_the_way(&lab), 0);
+    let mut most = 0;
+    lab.net.run(Duration::from_millis(50), |net| {
+        let info = net.hosts[0].tcp_info(id).unwrap();
+        most = most.max(info.retransmitted_in_flight);
+        false
+    });
+    assert_eq!((most, on_the_way(&lab)), (1, 0));
 }

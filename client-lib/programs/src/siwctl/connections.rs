@@ -4,6 +4,15 @@ use crate::objects::{command_name, printable};
 use serde_json::Value;
 use std::fmt::Write;
 
+/// Causes of retransmissions, and the probes of a closed window. ss(8) has no words for them.
+const CAUSES: [&str; 5] = [
+    "retrans_rto",
+    "retrans_fast",
+    "retrans_tlp",
+    "retrans_syn",
+    "window_probes",
+];
+
 /// The table: a line for each connection, followed by its state.
 pub fn text(rows: &[Value]) -> String {
     let mut out = format!(
@@ -70,7 +79,13 @@ pub fn state_text(row: &Value) -> String {
         }
     }
     if let Some(retransmitted) = number("retrans").filter(|count| *count > 0) {
-        words.push(format!("retrans:0/{retransmitted}"));
+        let outstanding = number("retrans_out").unwrap_or(0);
+        words.push(format!("retrans:{outstanding}/{retransmitted}"));
+    }
+    for key in CAUSES {
+        if let Some(count) = number(key).filter(|count| *count > 0) {
+            words.push(format!("{key}:{count}"));
+        }
     }
     words.push(format!("rdma:({})", rdma_text(row)));
     words.join(" ")
@@ -118,13 +133,14 @@ mod tests {
                 "state": "ESTAB", "timestamps": false, "sack": true, "ecn": false, "rto_us": 200_000,
                 "rtt_us": 24.5, "mss": 1460, "cwnd_bytes": 14_600, "ssthresh_bytes": null,
                 "snd_wnd": 65_536, "unacked_bytes": 1461, "notsent_bytes": 0, "retrans": 7,
-                "timeouts": 1,
+                "timeouts": 1, "retrans_out": 2, "retrans_rto": 1, "retrans_fast": 5, "retrans_tlp": 1,
+                "retrans_syn": 0, "window_probes": 3,
             },
         });
         assert_eq!(
             state_text(&row),
-            "sack rto:200 rtt:0.025 mss:1460 cwnd:10 unacked:2 snd_wnd:65536 timeouts:1 retrans:0/7 \
-             rdma:(state:RTS phase:running crc:on markers_out ird:16 ord:8 mulpdu:1440)"
+            "sack rto:200 rtt:0.025 mss:1460 cwnd:10 unacked:2 snd_wnd:65536 timeouts:1 retrans:2/7 \
+             retrans_rto:1 retrans_fast:5 retrans_tlp:1 window_probes:3 rdma:(state:RTS phase:running crc:on markers_out ird:16 ord:8 mulpdu:1440)"
         );
     }
 }

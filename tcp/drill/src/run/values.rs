@@ -53,7 +53,7 @@ impl Runner {
             "readable" => conn.readable as i64,
             "srtt_us" | "tcpi_rtt" => conn.srtt.map_or(0, micros),
             "rto_us" | "tcpi_rto" => micros(conn.rto),
-            "retransmits" | "tcpi_total_retrans" => conn.retransmits.into(),
+            "retransmits" | "tcpi_total_retrans" => conn.retransmissions.total().into(),
             "timeouts_of_connection" => conn.timeouts.into(),
             "peer_fin" => conn.peer_fin.into(),
             "tcpi_snd_cwnd" => i64::from(conn.cwnd) / mss,
