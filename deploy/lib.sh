@@ -35,7 +35,7 @@ BUILD_PACKAGES=(build-essential pkg-config libdpdk-dev libclang-dev libibverbs-d
 # Programs that tests run, and libraries that they preload: sets of packages that belong to one release.
 TEST_PROGRAMS=("qemu-system-x86 qemu-utils qemu-block-extra" "perftest" "qperf" "fio" "iperf3"
     "rdmacm-utils ibverbs-utils" "python3-pyverbs" "libfabric-bin" "tgt" "libiscsi-bin" "dapl2-utils" "dpdk-dev"
-    "libjemalloc2" "libmimalloc2.0" "libtcmalloc-minimal4")
+    "libjemalloc2" "libmimalloc2.0" "libtcmalloc-minimal4" "prometheus-node-exporter")
 
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 

@@ -22,9 +22,12 @@ use siw_shm::device_identity::{
 };
 
 use crate::device_view::DeviceView;
+use crate::worker::messages::PortStats;
 
 /// Addresses that the control protocol reports to clients.
 const MAX_ADDRESSES: usize = 8;
+/// Unit of `port_rcv_data` and `port_xmit_data`.
+const OCTETS_PER_UNIT: u64 = 4;
 /// Version of the kernel's verbs interface that the classes represent.
 const VERBS_ABI: &str = "6";
 
@@ -59,9 +62,7 @@ impl Folder {
     /// Writes a line of text, readable for all. A reader sees the old line or the new one.
     fn write_line(&self, name: &str, text: &str) -> io::Result<()> {
         let temporary = self.0.join(format!(".{name}.new"));
-        std::fs::write(&temporary, format!("{text}\n"))?;
-        std::fs::set_permissions(&temporary, Permissions::from_mode(0o444))?;
-        std::fs::rename(&temporary, self.0.join(name))
+        write_readable(&temporary, &self.0.join(name), text)
     }
 
     fn write_lines(&self, lines: &[(&str, &str)]) -> io::Result<()> {
@@ -73,6 +74,13 @@ impl Folder {
     fn link(&self, name: &str, target: &str) -> io::Result<()> {
         symlink(target, self.0.join(name))
     }
+}
+
+/// Writes a line of text to `temporary`, readable for all, and renames it to `path`.
+fn write_readable(temporary: &Path, path: &Path, text: &str) -> io::Result<()> {
+    std::fs::write(temporary, format!("{text}\n"))?;
+    std::fs::set_permissions(temporary, Permissions::from_mode(0o444))?;
+    std::fs::rename(temporary, path)
 }
 
 /// Four groups of four hexadecimal digits.
@@ -240,12 +248,87 @@ impl SysfsTree {
         Ok(SysfsTree { root })
     }
 
+    /// A writer of the counters of all devices.
+    pub fn counter_writer(&self) -> CounterWriter {
+        CounterWriter {
+            root: self.root.clone(),
+        }
+    }
+
     /// Writes the state of a device's port again.
     pub fn update_link(&self, device: &DeviceView) {
         let port = Folder(port_folder(&self.root, &device.name));
         if let Err(error) = write_link(&port, device) {
             tracing::warn!(device = %device.name, "{}: {error}", port.0.display());
         }
+    }
+}
+
+/// Counters of a device's port: the file, below the port's folder, and its value.
+pub struct PortCounters {
+    device: String,
+    values: [(&'static str, u64); 11],
+}
+
+impl PortCounters {
+    /// Counters of a device of this name.
+    ///
+    /// The names in `counters` are those of every RDMA driver of Linux, where `port_rcv_data` and
+    /// `port_xmit_data` count units of four octets
+    /// (Documentation/ABI/stable/sysfs-class-infiniband). In `hw_counters`, `rcvd_pkts` and
+    /// `sent_pkts` are names of rxe, the others of irdma.
+    pub(crate) fn new(device: &str, stats: &PortStats) -> PortCounters {
+        let tcp = &stats.tcp;
+        let mib = |name| {
+            let found = tcp.mib_counters().find(|(counter, _)| *counter == name);
+            found.map_or(0, |(_, value)| value)
+        };
+        let errors = tcp.csum_errors + tcp.in_errs + tcp.bad_options + tcp.header_errors;
+        PortCounters {
+            device: device.to_owned(),
+            values: [
+                ("counters/port_rcv_data", tcp.in_bytes / OCTETS_PER_UNIT),
+                ("counters/port_xmit_data", tcp.out_bytes / OCTETS_PER_UNIT),
+                ("counters/port_rcv_packets", tcp.in_segs),
+                ("counters/port_xmit_packets", tcp.out_segs),
+                ("counters/port_rcv_errors", errors),
+                ("counters/port_xmit_discards", stats.frames_refused),
+                ("hw_counters/rcvd_pkts", stats.frames_received),
+                ("hw_counters/sent_pkts", stats.frames_sent),
+                ("hw_counters/tcpInSegs", tcp.in_segs),
+                ("hw_counters/tcpOutSegs", mib("TcpOutSegs")),
+                ("hw_counters/tcpRetransSegs", mib("TcpRetransSegs")),
+            ],
+        }
+    }
+}
+
+/// Writes the counters of devices into the tree.
+pub struct CounterWriter {
+    root: PathBuf,
+}
+
+impl CounterWriter {
+    /// Writes the counters. A reader sees the old value or the new one of each file.
+    pub fn write(&self, ports: &[PortCounters]) {
+        for port in ports {
+            if let Err(error) = self.write_port(port) {
+                tracing::warn!(device = %port.device, "counters cannot be written: {error}");
+            }
+        }
+    }
+
+    fn write_port(&self, port: &PortCounters) -> io::Result<()> {
+        let folder = Folder(port_folder(&self.root, &port.device));
+        folder.folder("counters")?;
+        folder.folder("hw_counters")?;
+        // Programs read all files of a folder of counters, so the unfinished one is elsewhere.
+        let unfinished = self.root.join(".counter.new");
+        for (name, value) in port.values {
+            let path = folder.0.join(name);
+            write_readable(&unfinished, &path, &value.to_string())?;
+        }
+        Ok(())
     }
 }
 

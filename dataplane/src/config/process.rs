@@ -220,6 +220,16 @@ fn hello_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::E
     }
 }
 
+/// Milliseconds between two updates of the counters in files.
+fn sysfs_interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    match u32::deserialize(deserializer)? {
+        millis @ 100..=60_000 => Ok(Some(millis)),
+        other => Err(de::Error::custom(format!(
+            "{other} milliseconds: 100 to 60000 are allowed"
+        ))),
+    }
+}
+
 /// Users whose registered memory workers may access although its page faults can block: files of the
 /// client, into which it can punch holes, and the rest of its address space, which workers copy with
 /// system calls (FUSE, userfaultfd).
@@ -255,12 +265,22 @@ pub struct ControlSocketConfig {
     /// Milliseconds after which a connection without a HELLO is closed.
     #[serde(deserialize_with = "hello_timeout")]
     pub hello_timeout_ms: u32,
+    /// Milliseconds between two updates of the counters in the files next to the socket; absent: there
+    /// are none.
+    #[serde(deserialize_with = "sysfs_interval")]
+    pub sysfs_counters_ms: Option<u32>,
 }
 
 impl ControlSocketConfig {
     /// Time after which a connection without a HELLO is closed.
     pub(crate) fn hello_timeout(&self) -> Duration {
         Duration::from_millis(self.hello_timeout_ms.into())
+    }
+
+    /// Time between two updates of the counters in the files next to the socket.
+    pub(crate) fn sysfs_interval(&self) -> Option<Duration> {
+        let millis = self.sysfs_counters_ms?;
+        Some(Duration::from_millis(millis.into()))
     }
 }
 
@@ -273,6 +293,7 @@ impl Default for ControlSocketConfig {
             operators: None,
             process_memory: ProcessMemoryPolicy::Trusted,
             hello_timeout_ms: 5000,
+            sysfs_counters_ms: None,
         }
     }
 }

@@ -23,6 +23,7 @@ mod cm;
 mod completion_queues;
 mod connections;
 mod context;
+mod counter_files;
 mod departures;
 mod devices;
 mod ends;
@@ -77,6 +78,7 @@ use self::captures::Captures;
 use self::clients::{Acceptor, TOKEN_LISTENER};
 use self::connections::Connections;
 use self::context::Context;
+use self::counter_files::CounterFiles;
 use self::departures::{Departures, leave_slow_socket};
 use self::devices::Devices;
 use self::extents::Received;
@@ -172,6 +174,8 @@ pub struct ControlThread {
     connections: Connections,
     departures: Departures,
     statistics: Statistics,
+    /// Dropped before the files, which [`LinkMonitor`] owns.
+    counter_files: Option<CounterFiles>,
     links: LinkMonitor,
     routes: host_routes::RouteFollower,
     watchdog: Option<Watchdog>,
@@ -202,6 +206,15 @@ impl ControlThread {
         }
         let helpers = Helpers::start(parts.wake, parts.asleep.clone(), parts.map_arena.clone())?;
         let sysfs = write_sysfs(&parts.socket, &parts.devices);
+        let counter_files = match (
+            &sysfs,
+            parts.configuration.current().control.sysfs_interval(),
+        ) {
+            (Some(tree), Some(interval)) => {
+                Some(CounterFiles::start(tree.counter_writer(), interval)?)
+            }
+            _ => None,
+        };
         let reporter = helpers.reporter();
         let links = LinkMonitor::start(parts.watched_ports, &parts.devices, reporter, sysfs)?;
         let users = (parts.operators, parts.subordinates);
@@ -233,6 +246,7 @@ impl ControlThread {
             connections: Connections::default(),
             departures: Departures::default(),
             statistics: Statistics::new(parts.settings),
+            counter_files,
             links,
             routes: parts.host_routes,
             watchdog: parts.watchdog.map(Watchdog::new),
@@ -305,6 +319,9 @@ impl ControlThread {
             if let Some(watchdog) = &mut self.watchdog {
                 watchdog.run(&mut self.context.workers);
             }
+            if let Some(files) = &mut self.counter_files {
+                files.run(&mut self.context.workers);
+            }
             self.context.times.end_work("timers");
             if self
                 .stopping
@@ -330,6 +347,9 @@ impl ControlThread {
             self.stopping.map(|_| Duration::from_millis(50)),
             next_pair.map(|time| time.saturating_duration_since(Instant::now())),
             self.watchdog.as_ref().and_then(Watchdog::time_until_round),
+            self.counter_files
+                .as_ref()
+                .and_then(CounterFiles::time_until_round),
             self.acceptor.time_until_due(),
         ];
         let limit = limits.into_iter().flatten().min();
@@ -881,13 +901,19 @@ impl ControlThread {
                 worker,
                 token,
                 stats,
-            } => self.statistics.on_worker_stats(
-                context,
-                self.connections.listeners.len(),
-                worker,
-                token,
-                *stats,
-            ),
+            } => {
+                self.statistics.on_worker_stats(
+                    context,
+                    self.connections.listeners.len(),
+                    worker,
+                    token,
+                    *stats,
+                );
+                if let Some(files) = &mut self.counter_files {
+                    let devices = &context.devices.views;
+                    files.on_worker_stats(token, &context.workers.stats, devices);
+                }
+            }
             Event::Connections {
                 worker,
                 token,

@@ -183,6 +183,7 @@ impl Configuration {
         acceptor.apply_settings(resources, &new.control, group, operators)?;
         memory.process_memory = new.control.process_memory;
         new.control.socket = std::mem::take(&mut self.current.control.socket);
+        new.control.sysfs_counters_ms = self.current.control.sysfs_counters_ms;
         new.limits.connections = self.current.limits.connections;
         new.limits.pending_connections_per_user = self.current.limits.pending_connections_per_user;
         self.current.control = new.control;

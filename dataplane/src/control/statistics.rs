@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use siw_shm::control::messages as m;
 
 use super::context::Context;
+use super::counter_files::sum_of_device;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::replies::{Outcome, Served, send_reply};
 use super::resources::{Client, Resources};
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::drop_reasons::DropCounts;
-use crate::worker::messages::{Command, PortStats, WorkerStats};
+use crate::worker::messages::{Command, WorkerStats};
 
 /// Rows of clients or users written to an operator's statistics in one turn.
 const ROWS_PER_TURN: usize = 32;
@@ -295,15 +296,7 @@ fn worker_json(context: &Context, worker: &WorkerStats) -> serde_json::Value {
 
 /// Counters of a device, summed over all workers.
 fn device_json(context: &Context, number: usize) -> serde_json::Value {
-    let mut sum = PortStats::default();
-    let ports = context
-        .workers
-        .stats
-        .iter()
-        .flat_map(|worker| &worker.devices);
-    for port in ports.filter(|port| port.device == number) {
-        sum.merge(port);
-    }
+    let sum = sum_of_device(&context.workers.stats, number);
     let device = &context.devices.views[number];
     serde_json::json!({
         "device": device.name.as_str(),
@@ -324,12 +317,7 @@ fn device_json(context: &Context, number: usize) -> serde_json::Value {
 
 /// Rows of the list of drops: frames and segments that were discarded on a device.
 fn device_drops(context: &Context, number: usize) -> Vec<serde_json::Value> {
-    let mut sum = PortStats::default();
-    let workers = context.workers.stats.iter();
-    let ports = workers.flat_map(|worker| &worker.devices);
-    for port in ports.filter(|port| port.device == number) {
-        sum.merge(port);
-    }
+    let sum = sum_of_device(&context.workers.stats, number);
     let ports = [
         (
             "TX_REFUSED",

@@ -1,11 +1,16 @@
 //! The files in which programs look for RDMA devices: siwd writes them next to its socket,
 //! libibverbs uses their folder, and `siwrun` redirects the kernel's paths to them.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use siw::{SendData, SendWr, WcStatus};
 
 use crate::common::programs::{Program, is_installed};
-use crate::common::{Daemon, LOOPBACK};
+use crate::common::{Daemon, End, LOOPBACK, PATIENCE, pair};
 
 fn tree(daemon: &Daemon) -> PathBuf {
     daemon.dir.path().join("siwd.sock.sysfs")
@@ -203,4 +208,127 @@ fn paths_of_the_kernels_devices_lead_to_the_tree() {
     assert!(said.starts_with(env!("CARGO_PKG_VERSION")), "{said}");
     let said = Program::start(&daemon, "ls -l /sys/class/infiniband/").succeed();
     assert!(said.contains("siw0 -> ") && said.contains("siw1"), "{said}");
+}
+
+/// The loopback with counters in files.
+fn counting() -> Daemon {
+    Daemon::start(
+        &format!("{LOOPBACK}[control]\nsysfs_counters_ms = 100\n"),
+        &[],
+    )
+}
+
+/// Value of a counter's file of a device.
+fn counter(daemon: &Daemon, device: &str, name: &str) -> u64 {
+    let path = tree(daemon).join(format!("class/infiniband/{device}/ports/1/{name}"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+    text.trim_end().parse().unwrap()
+}
+
+/// Waits until the files have counters that were taken after the call.
+fn await_update(daemon: &Daemon) {
+    let folder = tree(daemon).join("class/infiniband/siw1/ports/1/hw_counters");
+    let modified = || {
+        let metadata = std::fs::metadata(folder.join("tcpRetransSegs")).ok()?;
+        metadata.modified().ok()
+    };
+    // Two updates may have been taken before the call: one is being written, the other waits.
+    for _ in 0..3 {
+        let (before, deadline) = (modified(), std::time::Instant::now() + PATIENCE);
+        while modified() == before {
+            assert!(std::time::Instant::now() < deadline, "no update");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Transfers `bytes` bytes by WRITE, and returns when siwd has counted them.
+fn transfer(daemon: &Daemon, bytes: usize) -> (End, End) {
+    let (a, b) = pair(daemon, bytes);
+    let sge = [a.mr.sge(0, bytes)];
+    let write = SendWr::write(1, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
+    a.qp.post_send(&[write]).unwrap();
+    assert_eq!(a.wc().status, WcStatus::SUCCESS);
+    await_update(daemon);
+    (a, b)
+}
+
+/// A device's counter of TCP, as `siwctl stat` has it.
+fn tcp_counter(daemon: &Daemon, device: &str, name: &str) -> u64 {
+    let text = daemon.context().read_stats().unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let workers = stats["workers"].as_array().unwrap().iter();
+    let devices = workers.flat_map(|worker| worker["devices"].as_array().unwrap());
+    let of_device = devices.filter(|row| row["device"] == device);
+    of_device
+        .map(|row| row["tcp"][name].as_u64().unwrap())
+        .sum()
+}
+
+#[test]
+fn counter_files_have_the_octets_that_were_sent_in_units_of_four() {
+    let daemon = counting();
+    let bytes = 1 << 20;
+    let _ends = transfer(&daemon, bytes);
+    for (file, name, factor) in [
+        ("counters/port_xmit_data", "out_bytes", 4),
+        ("counters/port_xmit_packets", "out_segs", 1),
+        ("hw_counters/tcpInSegs", "in_segs", 1),
+        ("hw_counters/tcpRetransSegs", "retrans_segs", 1),
+    ] {
+        let sent = tcp_counter(&daemon, "siw0", name);
+        assert_eq!(counter(&daemon, "siw0", file), sent / factor, "{file}");
+    }
+    let received = 4 * counter(&daemon, "siw1", "counters/port_rcv_data");
+    // The headers of FPDUs add a few percent.
+    let expected = bytes as u64..bytes as u64 * 11 / 10;
+    assert!(expected.contains(&received), "{received}");
+    assert!(check_readable(&tree(&daemon).join("class/infiniband/siw0/ports/1")) > 20);
+    let quiet = Daemon::loopback();
+    let port = tree(&quiet).join("class/infiniband/siw1/ports/1");
+    assert!(port.join("state").exists() && !port.join("counters").exists());
+}
+
+/// An unmodified node_exporter reports the bytes that were sent.
+#[test]
+fn node_exporter_reports_what_was_sent() {
+    if !is_installed("prometheus-node-exporter", "prometheus-node-exporter") {
+        return;
+    }
+    let daemon = counting();
+    let _ends = transfer(&daemon, 1 << 20);
+    let mut exporter = Command::new("prometheus-node-exporter")
+        .arg(format!("--path.sysfs={}", tree(&daemon).display()))
+        .args(["--collector.disable-defaults", "--collector.infiniband"])
+        .arg("--web.listen-address=127.0.0.1:0")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(exporter.stderr.take().unwrap()).lines();
+    let address = log.find_map(|line| {
+        let line = line.unwrap();
+        let (_, rest) = line.split_once("address=127.0.0.1:")?;
+        rest.split_whitespace().next()?.parse::<u16>().ok()
+    });
+    let port = address.expect("node_exporter names its port");
+    let mut server = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    write!(server, "GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut metrics = String::new();
+    server.read_to_string(&mut metrics).unwrap();
+    exporter.kill().unwrap();
+    exporter.wait().unwrap();
+    for (metric, device, name) in [
+        ("port_data_transmitted_bytes_total", "siw0", "out_bytes"),
+        ("port_data_received_bytes_total", "siw1", "in_bytes"),
+    ] {
+        let sample = format!("node_infiniband_{metric}{{device=\"{device}\",port=\"1\"}} ");
+        let found = metrics.lines().find_map(|line| line.strip_prefix(&sample));
+        let value: f64 = found
+            .unwrap_or_else(|| panic!("{metrics}"))
+            .parse()
+            .unwrap();
+        let sent = tcp_counter(&daemon, device, name) / 4 * 4;
+        assert_eq!(value, sent as f64, "{metric}");
+    }
+    assert!(metrics.contains("node_scrape_collector_success{collector=\"infiniband\"} 1"));
 }
