@@ -74,8 +74,13 @@ impl BoundSocket {
     /// The operating system refuses.
     pub fn set_permissions(&self, group: Option<Gid>, mode: FileMode) -> Result<(), String> {
         if let Some(gid) = group {
-            nix::unistd::chown(&self.path, None, Some(gid))
-                .map_err(|error| format!("group {gid}: {error}"))?;
+            nix::unistd::chown(&self.path, None, Some(gid)).map_err(|error| match error {
+                Errno::EPERM => format!(
+                    "group {gid}: {error}; make siwd's user a member (SupplementaryGroups= of its \
+                     unit), or set another [control] group"
+                ),
+                error => format!("group {gid}: {error}"),
+            })?;
         }
         let mode = Permissions::from_mode(mode.0);
         std::fs::set_permissions(&self.path, mode).map_err(|error| error.to_string())

@@ -16,13 +16,13 @@ use siw_xdp::{ClaimKind, XdpInterface, XdpSteering};
 
 /// Two hosts joined by a veth pair with the ends `veth0` and `veth1`. The kernel addresses are
 /// 10.77.0.101 and .102, fd77::101 and ::102.
-struct Hosts {
-    left: Netns,
-    right: Netns,
+pub struct Hosts {
+    pub left: Netns,
+    pub right: Netns,
 }
 
 impl Hosts {
-    fn new(queues: usize) -> Hosts {
+    pub fn new(queues: usize) -> Hosts {
         let (left, right) = (Netns::new(), Netns::new());
         left.ip(&format!(
             "link add veth0 numrxqueues {queues} numtxqueues {queues} type veth \
@@ -61,7 +61,7 @@ fn kernel_of_right() -> IpAddr {
 
 /// Configuration of a host. `last` is the last part of its addresses, `more` holds further keys of
 /// the device.
-fn config(interface: &str, last: u8, more: &str) -> String {
+pub fn config(interface: &str, last: u8, more: &str) -> String {
     format!(
         r#"
 [dpdk]
@@ -86,7 +86,7 @@ fn example_file() -> String {
 }
 
 /// Reason why the tests of this file cannot run here.
-fn lacks_af_xdp() -> Option<String> {
+pub fn lacks_af_xdp() -> Option<String> {
     let lack = lacks_network().or_else(|| missing_program("ethtool"));
     lack.or_else(|| match XdpSteering::load(ClaimKind::Addresses, None, 1) {
         Ok(_) => None,

@@ -11,7 +11,7 @@ use crate::common::net::{Netns, lacks_network, missing_program, siw_ping, tshark
 use crate::common::*;
 
 /// A file of config/ with normal pages and an existing core: tests share the machine.
-fn config(name: &str) -> String {
+pub fn config(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../config")
         .join(name);
@@ -61,7 +61,7 @@ fn ping_at(server: &Daemon, client: &Daemon, addr: &str, size: usize) -> Output 
 }
 
 /// Pings between two daemons and compares the data.
-fn pings(server: &Daemon, client: &Daemon, addr: &str, size: usize) {
+pub fn pings(server: &Daemon, client: &Daemon, addr: &str, size: usize) {
     let out = ping_at(server, client, addr, size);
     let err = String::from_utf8_lossy(&out.stderr);
     assert!(
@@ -77,7 +77,7 @@ fn pings(server: &Daemon, client: &Daemon, addr: &str, size: usize) {
 }
 
 /// Checks that Linux in this namespace reaches siwd and gets a refusal from a closed port.
-fn linux_reaches(ns: &Netns, siwd: &str) {
+pub fn linux_reaches(ns: &Netns, siwd: &str) {
     ns.wait_ping(ip(siwd));
     let closed = SocketAddr::new(ip(siwd), 9);
     let error = ns
@@ -180,7 +180,7 @@ fn the_af_packet_configuration_lets_linux_ping_siwd_over_a_veth_pair() {
 }
 
 /// A second daemon's end of the veth pair, with other names and addresses.
-fn other_end(text: &str) -> String {
+pub fn other_end(text: &str) -> String {
     let text = replaced(text, "veth0", "veth1");
     let text = replaced(&text, "02:00:00:77:00:01", "02:00:00:77:00:02");
     replaced(&text, "10.77.0.1/24", "10.77.0.2/24")

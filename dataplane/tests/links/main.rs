@@ -9,6 +9,7 @@ mod links;
 mod path_mtu;
 mod properties;
 mod retransmissions;
+mod service_unit;
 mod shared_nic;
 mod stream_device;
 mod stream_fragments;
