@@ -2,7 +2,7 @@
 //! leaves. There is no systemd here: setpriv and a seccomp filter stand for it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -134,7 +134,7 @@ fn filter() -> BpfProgram {
 
 /// A command with the user, the capabilities and the system calls of the unit. The filter holds for the
 /// calling thread from now on.
-fn confined(command: &Command) -> Command {
+fn confined(program: &Path, arguments: &Command) -> Command {
     let capabilities = |key| {
         let named = values(key).into_iter();
         let named = named.map(|name| name.strip_prefix("CAP_").unwrap().to_lowercase());
@@ -158,8 +158,8 @@ fn confined(command: &Command) -> Command {
             &format!("--inh-caps={ambient}"),
             &format!("--ambient-caps={ambient}"),
         ])
-        .arg(command.get_program())
-        .args(command.get_args())
+        .arg(program)
+        .args(arguments.get_args())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -172,7 +172,11 @@ fn start(ns: &Netns, config: &str) -> Daemon {
     let dir = tempfile::tempdir().unwrap();
     chown(dir.path(), Some(USER), Some(USER)).unwrap();
     let command = daemon_command(dir.path(), config, &[]);
-    let child: Child = ns.run(|| confined(&command).spawn().unwrap());
+    // A copy, because the user may be unable to reach the build folder.
+    let program = dir.path().join("siwd");
+    std::fs::copy(command.get_program(), &program).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let child: Child = ns.run(|| confined(&program, &command).spawn().unwrap());
     Daemon::wait_ready(dir, child)
 }
 
@@ -197,7 +201,7 @@ fn the_confinement_refuses_what_the_unit_forbids() {
     let tries = |script: &str| {
         let mut command = Command::new(PYTHON);
         command.args(["-c", script]);
-        let out = std::thread::spawn(move || confined(&command).output().unwrap());
+        let out = std::thread::spawn(move || confined(PYTHON.as_ref(), &command).output().unwrap());
         let out = out.join().unwrap();
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
         (out.status.success(), said)
