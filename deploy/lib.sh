@@ -35,7 +35,7 @@ BUILD_PACKAGES=(build-essential pkg-config libdpdk-dev libclang-dev libibverbs-d
 # Programs that tests run, and libraries that they preload: sets of packages that belong to one release.
 TEST_PROGRAMS=("qemu-system-x86 qemu-utils qemu-block-extra" "perftest" "qperf" "fio" "iperf3"
     "rdmacm-utils ibverbs-utils" "python3-pyverbs" "libfabric-bin" "tgt" "libiscsi-bin" "dapl2-utils" "dpdk-dev"
-    "libjemalloc2" "libmimalloc2.0" "libtcmalloc-minimal4" "prometheus-node-exporter")
+    "libjemalloc2" "libmimalloc2.0" "libtcmalloc-minimal4")
 
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
@@ -142,13 +142,14 @@ PATH=$PROGRAMS/bin:$PATH:/usr/sbin:/sbin
 
 is_unpacked() { [ -e "$PROGRAMS/${1// /+}/versions" ]; }
 
-# unpack_programs PACKAGE...: unpacks packages, with those that they depend on, into
+# unpack_programs PACKAGE...: for packages that cannot be installed beside those of this machine, or
+# that would leave a user and a service. Unpacks them, with those that they depend on, into
 # $PROGRAMS/PACKAGES/, and makes wrappers of their programs in $PROGRAMS/bin. Nothing of it is installed.
 unpack_programs() {
     local set="$*" tree
     tree=$PROGRAMS/${set// /+}
     ! is_unpacked "$set" || return 0
-    say "this machine has another version of $*: unpacking Debian's below $PROGRAMS"
+    say "unpacking $* below $PROGRAMS"
     rm -rf "$tree"
     mkdir -p "$tree/debs/partial" "$PROGRAMS/bin"
     : >"$tree/status"
