@@ -71,17 +71,31 @@ fn embedded_configuration(
     let mut config: Table = EMBEDDED_DEFAULT
         .parse()
         .map_err(|error| anyhow!("config/loopback.toml: {error}"))?;
-    config["workers"]["cores"] = vec![Value::Integer(worker_core as i64)].into();
-    config["control"]["socket"] = socket.display().to_string().into();
-    for device in config["device"].as_array_mut().into_iter().flatten() {
+    let cores = vec![Value::Integer(worker_core as i64)];
+    section(&mut config, "workers")?.insert("cores".into(), cores.into());
+    let socket = socket.display().to_string();
+    section(&mut config, "control")?.insert("socket".into(), socket.into());
+    let devices = config.get_mut("device").and_then(Value::as_array_mut);
+    for device in devices
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_table_mut)
+    {
         if let Some(mtu) = link.mtu {
-            device["mtu"] = Value::Integer(mtu.into());
+            device.insert("mtu".into(), Value::Integer(mtu.into()));
         }
         if link.crc {
-            device["mpa"]["crc"] = "on".into();
+            section(device, "mpa")?.insert("crc".into(), "on".into());
         }
     }
     Ok(config.to_string())
+}
+
+/// A section of the configuration, which is made if it is missing.
+fn section<'a>(config: &'a mut Table, name: &str) -> anyhow::Result<&'a mut Table> {
+    let found = config.entry(name).or_insert_with(|| Table::new().into());
+    let found = found.as_table_mut();
+    found.ok_or_else(|| anyhow!("config/loopback.toml: {name} is no section"))
 }
 
 impl Drop for OwnDaemon {
