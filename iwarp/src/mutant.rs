@@ -58,7 +58,7 @@ mod selection {
         OneFpduPerSegment OpcodeAsSend OpcodeCode OpcodeOnAnyQueue OrdAboveIrd OwnCrcByteOrder
         OwnInvalidateField OwnPadDirty OwnRdmapVersion OwnReadMsn OwnReadQueue OwnReservedBit
         PadChecked PadNotSummed PeerFinIgnored PeerToPeerNotEchoed PeerToPeerRequired
-        PeerToPeerUnasked ResponsesLostAtFin QueueCode QueueUnchecked QuotedHeaderLong QuotedLengthOff
+        PeerToPeerUnasked QueueCode QueueUnchecked QuotedHeaderLong QuotedLengthOff
         RdmapVersionUnchecked ReadBoundsIgnored ReadMsnUnchecked
         ReadQuoteMissing ReadStagCode ReadStagIgnored ReadStaleKey ReadWrapCode RejectionIgnored
         ReplyEnhancedUnasked ReplyKeyWrong ReplyLengthOff ReplyReservedFlag ReplyRevisionTwo

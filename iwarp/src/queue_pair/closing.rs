@@ -43,7 +43,7 @@ impl QueuePair {
             // Conformance 36: the stream ended inside an FPDU or a message.
             self.abort(env, TerminateCode::MPA_TCP_LOST);
         } else if self.state == RdmapState::Rts {
-            self.answers_after_fin = !mutant!(ResponsesLostAtFin);
+            self.answers_after_fin = true;
             self.start_closing();
         }
     }
