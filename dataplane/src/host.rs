@@ -438,15 +438,9 @@ pub fn raise_file_limit() -> u64 {
 
 /// Returns whether this process may lock any amount of memory.
 pub fn may_lock_memory() -> bool {
-    const CAP_IPC_LOCK: u32 = 14;
     let is_unlimited =
         getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == nix::libc::RLIM_INFINITY);
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let capabilities = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    is_unlimited || capabilities.is_some_and(|mask| mask & 1 << CAP_IPC_LOCK != 0)
+    is_unlimited || dpdk::Capability::IpcLock.is_effective() == Some(true)
 }
 
 /// Warning about memory of clients that the kernel may swap out.

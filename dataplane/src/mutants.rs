@@ -1,6 +1,6 @@
-//! `siwd-mutants`: siwd with faults that `siw-lab mutants` switches on. Each line of stdin is the name of a
-//! mutant, or empty for none; stdout has the
-//! names of all first, and then answers with `mutant NAME`, or `unknown NAME`.
+//! `siwd-mutants`: siwd with faults that `siw-lab mutants` switches on. Each line of stdin is the name
+//! of a mutant, or empty for none; stdout has the names of all first, and then answers with
+//! `mutant NAME`, or `unknown NAME`.
 
 #![forbid(unsafe_code)]
 

@@ -18,6 +18,7 @@
 //! is freed. The driver reports segment limits, MTU and offloads ([`crate::PortInfo`]) and grants
 //! them ([`crate::PortCaps`]).
 
+use crate::capability::Capability;
 use crate::pci::{PciDevice, is_pci_address};
 use std::path::{Path, PathBuf};
 
@@ -337,13 +338,13 @@ impl DriverTraits {
                 format!("; there is no interface `{iface}`: see ip link")
             }
             // With the capability, the cause is another one, which the log names.
-            (Needs::Interface, Some(_)) if !has_capability(CAP_NET_RAW) => {
+            (Needs::Interface, Some(_)) if Capability::NetRaw.is_effective() != Some(true) => {
                 "; it needs CAP_NET_RAW (run as root)".into()
             }
             (Needs::TunDevice, _) if !Path::new("/dev/net/tun").exists() => {
                 "; /dev/net/tun is missing: modprobe tun".into()
             }
-            (Needs::TunDevice, _) if !has_capability(CAP_NET_ADMIN) => {
+            (Needs::TunDevice, _) if Capability::NetAdmin.is_effective() != Some(true) => {
                 "; it needs CAP_NET_ADMIN (run as root)".into()
             }
             (Needs::SocketPath, None) => "; it needs iface=PATH of its socket".into(),
@@ -365,20 +366,6 @@ fn bus_device_file(devargs: &str) -> Option<PathBuf> {
 /// The value of a key of devargs.
 fn value_of<'text>(devargs: &'text str, key: &str) -> Option<&'text str> {
     devargs.split(',').find_map(|part| part.strip_prefix(key))
-}
-
-/// Numbers of capabilities (linux/capability.h).
-const CAP_NET_ADMIN: u32 = 12;
-const CAP_NET_RAW: u32 = 13;
-
-/// Whether this process has a capability in effect (proc_pid_status(5)).
-fn has_capability(number: u32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & 1 << number != 0)
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@
 
 mod batch;
 mod cache;
+mod capability;
 mod chain;
 mod driver_traits;
 mod eal;
@@ -91,6 +92,7 @@ mod xdp_queue;
 
 pub use batch::{BURST, BatchDrain, MbufBatch, RxBatch, TxBatch};
 pub use cache::MbufCache;
+pub use capability::Capability;
 pub use chain::{ChainBuilder, Segments, SplitChain};
 pub use driver_traits::{DriverTraits, SoftwareTso};
 pub use eal::{Eal, EalConfig, IovaMode, exit_process};

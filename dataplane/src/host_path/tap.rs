@@ -57,21 +57,10 @@ pub fn check_tap(name: &str) -> Result<(), TapError> {
     if if_nametoindex(name).is_ok() {
         return Err(TapError::NameTaken(name.to_owned()));
     }
-    if !has_net_admin() {
+    if dpdk::Capability::NetAdmin.is_effective() == Some(false) {
         return Err(TapError::NotPermitted(name.to_owned()));
     }
     Ok(())
-}
-
-/// Returns true if this process has CAP_NET_ADMIN (capabilities(7)).
-fn has_net_admin() -> bool {
-    const CAP_NET_ADMIN: u32 = 12;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    effective.is_none_or(|set| set >> CAP_NET_ADMIN & 1 != 0)
 }
 
 /// A TAP interface of this process.

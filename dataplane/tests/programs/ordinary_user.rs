@@ -109,20 +109,14 @@ fn programs_find_the_daemon_of_their_user() {
     assert!(field("Uid:").contains(&user.id.to_string()), "{status}");
     assert!(field("CapEff:").ends_with("0000000000000000"), "{status}");
 
-    let listed = user.own("siwrun").arg("ibv_devices").output().unwrap();
-    assert!(text(&listed).contains("siw1"), "{listed:?}");
-    let shown = user
-        .own("siwctl")
-        .args(["show", "devices"])
-        .output()
-        .unwrap();
-    assert!(text(&shown).contains("siw1"), "{shown:?}");
-    let tree = user
-        .own("siwrun")
-        .args(["ls", "/sys/class/infiniband"])
-        .output()
-        .unwrap();
-    assert!(text(&tree).contains("siw1"), "{tree:?}");
+    for (program, arguments) in [
+        ("siwrun", &["ibv_devices"][..]),
+        ("siwctl", &["show", "devices"]),
+        ("siwrun", &["ls", "/sys/class/infiniband"]),
+    ] {
+        let shown = user.own(program).args(arguments).output().unwrap();
+        assert!(text(&shown).contains("siw1"), "{shown:?}");
+    }
 
     let rping = |role: &str| {
         let mut command = user.own("siwrun");
