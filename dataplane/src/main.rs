@@ -11,10 +11,8 @@ use siwd::config::{Config, ConfigSource, SocketPathError, check_socket_path};
 use siwd::host::LogFormat;
 use siwd::prepared::Prepared;
 
-/// Keeps the state of each queue pair together, in huge pages if the host provides them, and returns
-/// free memory to the host.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: siw_heap::MiMalloc = siw_heap::MiMalloc;
 
 /// A software RNIC in user space: iWARP over DPDK, served through shared memory.
 #[derive(Debug, Parser)]
@@ -71,6 +69,7 @@ enum DaemonCommand {
 }
 
 pub(crate) fn main() -> ExitCode {
+    siw_heap::keep_free_memory();
     let args = DaemonArgs::parse();
     if let Err(error) = siwd::host::log_to_stderr(&args.log, args.log_format) {
         eprintln!("siwd: {error}");

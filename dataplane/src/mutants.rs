@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use siw_iwarp::mutant;
 
 fn main() -> ExitCode {
+    siw_heap::keep_free_memory();
     println!("mutants {}", mutant::NAMES.join(" "));
     std::thread::spawn(|| {
         for name in std::io::stdin().lock().lines().map_while(Result::ok) {

@@ -9,10 +9,11 @@ use siw_shm::control::messages::MAX_PACKET;
 use siw_shm::{SharedMemory, SrqRing};
 
 use super::arena_files::{ArenaFile, FileId};
+use super::helpers::Helpers;
 use super::listening::ClientListener;
 use super::outbox::Outbox;
 use super::pair_schedule::PairAttempt;
-use super::quotas::Quota;
+use super::quotas::{Ledger, Quota};
 use super::regions::{ClientArena, MemoryRegion};
 use super::resources::{
     Client, ClientQp, ClientSrq, CompletionQueue, MemoryWindow, ProtectionDomain,
@@ -91,4 +92,32 @@ pub fn heap_of_one(quota: Quota, workers: u64) -> u64 {
         Quota::Memory | Quota::HugeMemory | Quota::Connections | Quota::NicArenas => 0,
     };
     bytes as u64
+}
+
+/// Released heap after which a helper returns free memory to the operating system.
+const HEAP_TO_RETURN: u64 = 2 << 20;
+
+/// Has free heap returned to the operating system, so that the daemon's memory follows the accounts of
+/// its clients.
+#[derive(Default)]
+pub(super) struct FreeHeap {
+    /// [`Ledger::released_heap`] at the last order.
+    ordered_at: u64,
+    is_ordered: bool,
+}
+
+impl FreeHeap {
+    /// Orders the return if enough heap was released.
+    pub fn run(&mut self, ledger: &Ledger, helpers: &Helpers) {
+        let released = ledger.released_heap();
+        if !self.is_ordered && released - self.ordered_at >= HEAP_TO_RETURN {
+            self.is_ordered = helpers.return_heap();
+            self.ordered_at = released;
+        }
+    }
+
+    /// The return that was ordered is done.
+    pub fn on_returned(&mut self) {
+        self.is_ordered = false;
+    }
 }

@@ -1,10 +1,11 @@
-//! Threads for slow operations: allocating and freeing large memory, and closing descriptors whose
-//! close a client can delay. The control thread serves other clients meanwhile.
+//! Threads for slow operations: allocating and freeing large memory, closing descriptors whose close a
+//! client can delay, and returning free heap to the operating system. The control thread serves other clients meanwhile.
 //!
 //! ```text
 //! control thread -- MemoryOrder --> siwd-memory    fills pages, a part of each order in turn
 //!       |      |
-//!       |      `--- dispose() ----> siwd-disposal  one thread for each nonempty queue, one a user
+//!       |      |--- dispose() ----> siwd-disposal  one thread for each nonempty queue, one a user
+//!       |      `--- return_heap() -> siwd-heap      one thread at a time, for one call
 //!       `<-- HelperReport (queue, then the wake-up that workers use as well)
 //! ```
 
@@ -186,6 +187,19 @@ impl Helpers {
             // The next disposal in this queue tries again.
             tracing::warn!("cannot start a thread that frees client memory: {error}");
         }
+    }
+
+    /// Returns free heap to the operating system; [`HelperReport::HeapReturned`] follows. Returns false
+    /// if there is no thread for it.
+    pub fn return_heap(&self) -> bool {
+        let reporter = self.reporter.clone();
+        let started = std::thread::Builder::new()
+            .name("siwd-heap".into())
+            .spawn(move || {
+                siw_heap::return_free_memory();
+                reporter.send(HelperReport::HeapReturned);
+            });
+        started.is_ok()
     }
 
     /// Closes a duplicate of a descriptor that a client sent. Duplicates of files in memory close at

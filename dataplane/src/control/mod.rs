@@ -82,6 +82,7 @@ use self::counter_files::CounterFiles;
 use self::departures::{Departures, leave_slow_socket};
 use self::devices::Devices;
 use self::extents::Received;
+use self::heap::FreeHeap;
 use self::helpers::Helpers;
 pub use self::helpers::MapArena;
 use self::links::LinkMonitor;
@@ -173,6 +174,7 @@ pub struct ControlThread {
     memory: Memory,
     connections: Connections,
     departures: Departures,
+    free_heap: FreeHeap,
     statistics: Statistics,
     /// Dropped before the files, which [`LinkMonitor`] owns.
     counter_files: Option<CounterFiles>,
@@ -245,6 +247,7 @@ impl ControlThread {
             },
             connections: Connections::default(),
             departures: Departures::default(),
+            free_heap: FreeHeap::default(),
             statistics: Statistics::new(parts.settings),
             counter_files,
             links,
@@ -314,6 +317,8 @@ impl ControlThread {
                 .resume_accepting(&self.context.resources.epoll);
             self.reclaim_objects();
             self.context.times.end_work("reclaim");
+            self.free_heap
+                .run(&self.context.resources.ledger, &self.context.helpers);
             pairing::retry_pairs(&mut self.context);
             self.end_event();
             if let Some(watchdog) = &mut self.watchdog {
@@ -969,6 +974,7 @@ impl ControlThread {
                 HelperReport::HasRoom { uid } => self.context.resources.on_room(uid),
                 HelperReport::Link { device, report } => self.on_link_report(device, &report),
                 HelperReport::ConfigurationRead(loaded) => self.on_configuration_read(*loaded),
+                HelperReport::HeapReturned => self.free_heap.on_returned(),
                 HelperReport::ClientGone { account } => {
                     self.context.resources.ledger.close(account);
                 }

@@ -347,6 +347,8 @@ pub struct Ledger {
     limits: QuotaLimits,
     users: HashMap<u32, Amounts>,
     all: Amounts,
+    /// Bytes of heap that were released since the start.
+    released_heap: u64,
 }
 
 impl Ledger {
@@ -356,6 +358,7 @@ impl Ledger {
             limits,
             users: HashMap::new(),
             all: [0; KINDS],
+            released_heap: 0,
         }
     }
 
@@ -504,6 +507,12 @@ impl Ledger {
         if of_user.is_some_and(|held| held.iter().all(|held| *held == 0)) {
             self.users.remove(&account.uid);
         }
+        self.released_heap += totals[Quota::Heap as usize];
+    }
+
+    /// Bytes of heap that all accounts have released since the start.
+    pub fn released_heap(&self) -> u64 {
+        self.released_heap
     }
 
     /// Releases everything in an account.

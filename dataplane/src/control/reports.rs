@@ -32,6 +32,8 @@ pub(super) enum HelperReport {
         token: CommandToken,
         amounts: Vec<(Quota, u64)>,
     },
+    /// The free heap is back with the operating system.
+    HeapReturned,
     /// Descriptors of this user are received again.
     HasRoom { uid: u32 },
     /// The configuration was read again, or is wrong.

@@ -2,6 +2,7 @@
 //! kind of request the growth of the daemon's own memory is compared with that of the account.
 
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use crate::common::*;
 use siw_shm::control::messages as m;
@@ -280,5 +281,29 @@ fn heap_beyond_the_memory_of_a_client_is_refused() {
     assert!(why.contains("[limits] memory_per_client"), "{why}");
     // Another client has its own.
     Greedy::new(&d).register_extents("");
+    assert!(d.stop().success());
+}
+
+/// What a departed client's objects needed goes back to the operating system, also if nobody asks siwd
+/// for anything afterwards.
+#[test]
+fn heap_of_a_departed_client_returns_to_the_system() {
+    let d = Daemon::start(LOOPBACK, &[]);
+    let used = || own_memory(d.child.id());
+    drop(Greedy::new(&d));
+    let before = used();
+    let mut client = Greedy::new(&d);
+    for _ in 0..100 {
+        client.register_extents("");
+    }
+    let grown = used().saturating_sub(before);
+    assert!(grown > 8 << 20, "only {grown} bytes");
+    drop(client);
+    let end = Instant::now() + Duration::from_secs(20);
+    while used() > before + SLACK {
+        let kept = used().saturating_sub(before);
+        assert!(Instant::now() < end, "{kept} bytes of {grown} remain");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     assert!(d.stop().success());
 }
