@@ -233,8 +233,7 @@ impl<R> WorkerPort<R> {
         tracing::warn!(
             device = self.device,
             "frames that the port had to cut into segments (TSO) did not arrive, although single \
-             segments did: this worker sends single segments from now on; tso = \"off\" avoids the losses \
-             until then"
+             segments did: this worker sends single segments from now on"
         );
     }
 
