@@ -1,6 +1,7 @@
 //! The iWARP port mapper in both roles. The peer is a UDP socket of Linux that speaks as iwpmd of
 //! rdma-core does, with the octets written by hand.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
@@ -120,6 +121,71 @@ fn a_connect_goes_to_the_port_that_the_peers_mapper_names() {
         };
         assert_eq!(acknowledgement, expected);
         establish(&b);
+    }
+}
+
+/// The base configuration with two workers, which share the device.
+fn two_workers() -> String {
+    let config = CONFIG.replace("buffers = 4096", "buffers = 16384");
+    format!("[workers]\ncores = [0, 1]\nidle = \"adaptive\"\n{config}")
+}
+
+/// An answer arrives at any worker, and so does the connection to the port that it names: the hash of
+/// the four-tuple says where.
+#[test]
+fn connects_of_two_workers_go_to_the_ports_that_the_mapper_names() {
+    skip_if!(lacks_network().or_else(two_cores));
+    let b = Initiator::with(&two_workers());
+    let mapper = mapper(&b.ns, PEER);
+    let mut asked = b.to;
+    asked.set_port(unused_port(&b));
+    let options = ConnectOptions {
+        refusals: 200,
+        ..Default::default()
+    };
+    let mut acknowledged = HashSet::new();
+    let mut ends = Vec::new();
+    for _ in 0..24 {
+        let end = b.app.another();
+        end.qp.connect(&end.cm, asked, &options).unwrap();
+        loop {
+            let (message, from) = take(&mapper);
+            if message.len() == 48 {
+                // One worker alone waits for the answer.
+                assert!(acknowledged.insert(message[8..16].to_vec()), "{message:x?}");
+                break;
+            }
+            let accept = answer(&message, ACCEPT & 0xf0, b.to.port());
+            mapper.send_to(&accept, from).unwrap();
+        }
+        let mut peer = Peer::accept(&b.listener);
+        peer.take_mpa(b"MPA ID Req Frame");
+        peer.send(&reply(S | C, 2, &[0, 1, 0, 1]));
+        let event = end.cm.get_event(Some(PATIENCE)).unwrap();
+        assert!(matches!(event, siw::CmEvent::Established(_)), "{event:?}");
+        ends.push((end, peer));
+    }
+}
+
+#[test]
+fn two_workers_answer_a_request_once() {
+    skip_if!(lacks_network().or_else(two_cores));
+    let b = Responder::with(&two_workers());
+    let to = b.listener.local_addr();
+    // Of several ports of the peer: the kernel picks the queue, and with it the worker, by a hash.
+    let mappers: Vec<UdpSocket> = (0..8)
+        .map(|_| b.ns.run(|| UdpSocket::bind((PEER, 0))).unwrap())
+        .collect();
+    for (handle, mapper) in (1..).zip(&mappers) {
+        let message = request(to, handle);
+        mapper.set_read_timeout(Some(PATIENCE)).unwrap();
+        mapper.send_to(&message, (to.ip(), 3935)).unwrap();
+        let (told, _) = take(mapper);
+        assert_eq!(told, answer(&message, ACCEPT & 0xf0, to.port()));
+    }
+    for mapper in &mappers {
+        mapper.set_read_timeout(Some(SILENCE)).unwrap();
+        assert!(mapper.recv(&mut [0; 64]).is_err(), "a second answer");
     }
 }
 
