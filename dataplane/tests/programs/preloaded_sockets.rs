@@ -467,6 +467,65 @@ fn random_programs_of_calls_have_the_same_results_over_both_kinds_of_sockets() {
 /// Random programs that run in one process.
 const PROGRAMS_OF_RUN: u64 = 20;
 
+/// A client that connects without waiting, and waits with edge-triggered events, as nginx does for its
+/// upstream servers.
+const EDGE_TRIGGERED_CLIENT: &str = r#"
+static void await_event(int instance, unsigned wanted)
+{
+    struct epoll_event event;
+    do
+        CHECK(epoll_wait(instance, &event, 1, 20000) == 1);
+    while (!(event.events & wanted));
+}
+
+static void *greet(void *accepted)
+{
+    accept_one(accepted);
+    CHECK(send(*(int *)accepted, "hello", 5, 0) == 5);
+    return NULL;
+}
+
+static void *answer(void *accepted)
+{
+    char text[8];
+    accept_one(accepted);
+    CHECK(recv(*(int *)accepted, text, 8, 0) == 4);
+    CHECK(send(*(int *)accepted, "reply", 5, 0) == 5);
+    return NULL;
+}
+
+int main(void)
+{
+    start_listening();
+    for (int round = 0; round < 40; round++) {
+        char text[8];
+        int accepted = -1, instance = epoll_create1(0);
+        int made = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        struct epoll_event event = { .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET };
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, round % 2 ? greet : answer, &accepted) == 0);
+        CHECK(connect(made, (void *)&address, sizeof address) == -1 && errno == EINPROGRESS);
+        CHECK(epoll_ctl(instance, EPOLL_CTL_ADD, made, &event) == 0);
+        if (round % 2 == 0) {
+            await_event(instance, EPOLLOUT);
+            CHECK(send(made, "text", 4, 0) == 4);
+        }
+        ssize_t got;
+        while ((got = recv(made, text, 8, 0)) == -1 && (errno == EAGAIN || errno == ENOTCONN))
+            await_event(instance, EPOLLIN | EPOLLOUT);
+        CHECK(got == 5 && pthread_join(thread, NULL) == 0);
+        CHECK(close(made) == 0 && close(accepted) == 0 && close(instance) == 0);
+    }
+    CHECK(close(connect_to_listener(&(int){ 0 })) == 0);
+    return 0;
+}
+"#;
+
+#[test]
+fn an_edge_triggered_client_hears_of_answers() {
+    run_preloaded(EDGE_TRIGGERED_CLIENT);
+}
+
 const SERVER_THAT_FORKS: &str = r#"
 #include <sys/wait.h>
 int main(void)

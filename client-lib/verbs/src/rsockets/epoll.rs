@@ -279,8 +279,7 @@ impl Watch {
             ready = self.socket.readiness() as u16 as u32 & asked;
         }
         if ready == 0 {
-            self.socket.lock().arm();
-            ready = self.socket.readiness() as u16 as u32 & asked;
+            ready = self.socket.armed_readiness() as u16 as u32 & asked;
         }
         ready
     }

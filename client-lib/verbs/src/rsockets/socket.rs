@@ -262,6 +262,22 @@ impl Rsocket {
         state.readiness()
     }
 
+    /// As [`readiness`](Self::readiness), of a socket that is armed: every later change makes an event.
+    pub fn armed_readiness(&self) -> i16 {
+        let mut state = self.lock();
+        let mut ready = 0;
+        // The first check may complete a connect, whose stream has other events.
+        for _ in 0..2 {
+            state.arm();
+            state.progress();
+            ready = state.readiness();
+            if state.arm() {
+                break;
+            }
+        }
+        ready
+    }
+
     /// Checks whether a call with these flags blocks.
     pub fn blocks(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
