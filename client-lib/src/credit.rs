@@ -5,6 +5,7 @@
 //! as long as its work queues. An unsignaled request frees its slot when it is done; if it fails,
 //! its completion is visible and uses that slot.
 
+use crate::finished::{ReceiveCounts, SendCounts};
 use siw_shm::Wc;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -41,6 +42,8 @@ pub(crate) struct ReceivePlaces {
     most: u32,
     /// Requests before this one were flushed by [`Self::flush`].
     flushed: u32,
+    /// Finished requests, if they are counted.
+    pub counts: Option<ReceiveCounts>,
 }
 
 impl ReceivePlaces {
@@ -52,6 +55,7 @@ impl ReceivePlaces {
             posted,
             most,
             flushed: posted,
+            counts: None,
         }
     }
 
@@ -101,6 +105,8 @@ pub(crate) struct SendPlaces {
     most: u32,
     /// Slots known to be free.
     free: u32,
+    /// Finished requests, if they are counted.
+    pub counts: Option<Box<SendCounts>>,
 }
 
 impl SendPlaces {
@@ -115,6 +121,7 @@ impl SendPlaces {
             done_signaled: credit.sends.load(Ordering::Acquire),
             most,
             free: most,
+            counts: None,
         }
     }
 
@@ -184,6 +191,9 @@ impl SendPlaces {
     pub fn withdraw(&mut self, requests: u32) {
         self.posted = self.posted.wrapping_sub(requests);
         self.free += requests;
+        if let Some(counts) = &mut self.counts {
+            counts.withdraw(requests);
+        }
     }
 }
 

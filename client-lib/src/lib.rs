@@ -254,6 +254,7 @@ mod debug;
 mod drain;
 mod error;
 mod fast_mr;
+mod finished;
 mod high_descriptors;
 mod locking;
 mod memory;
@@ -287,6 +288,7 @@ pub use cq::{CompletionChannel, Cq};
 pub use drain::DRAIN_WR_ID;
 pub use error::{Error, Failed, PostError};
 pub use fast_mr::FastMr;
+pub use finished::{Finished, Outcomes};
 pub use memory::{Arena, Mr, Pd, ReregChange};
 pub use pairing::PairOptions;
 #[doc(hidden)]

@@ -93,6 +93,10 @@ impl SendPosting<'_> {
         sq.ring.push(&wr)?;
         let is_signaled = wr.flags.contains(WrFlags::SIGNALED);
         sq.places.take_place(is_signaled, wr.wr_id);
+        if let Some(counts) = &mut sq.places.counts {
+            let progress = || inner.send_progress();
+            counts.push(wr.opcode, limits.max_send_wr, progress);
+        }
         self.pushed = true;
         Ok(())
     }

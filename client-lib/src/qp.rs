@@ -2,6 +2,7 @@
 
 use crate::cq::LostRequests;
 use crate::credit::{Credit, ReceivePlaces, SendPlaces};
+use crate::finished::{Progress, ReceiveCounts, SendCounts};
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp};
@@ -120,6 +121,27 @@ pub(crate) struct QpInner {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
+}
+
+impl QpInner {
+    /// Progress of the send queue.
+    pub fn send_progress(&self) -> Progress {
+        // The number before the failure is read after the count: see `SqWatch`.
+        let done = self.watch.wr_done();
+        Progress {
+            done,
+            before_failure: self.watch.sends_before_failure(),
+        }
+    }
+
+    /// Progress of the receive queue, whose ring is `queue`.
+    pub fn receive_progress(&self, queue: &RqProducer) -> Progress {
+        let done = queue.wr_done();
+        Progress {
+            done,
+            before_failure: self.watch.receives_before_failure(),
+        }
+    }
 }
 
 impl LostRequests for QpInner {
@@ -415,6 +437,17 @@ impl Qp {
     pub fn reset(&self) -> Result<(), Error> {
         let mut send = self.0.sq.pause();
         let mut receive = self.0.rq.pause();
+        send.with_value(|posting| {
+            if let Some(counts) = &mut posting.places.counts {
+                counts.advance(self.0.send_progress());
+            }
+        });
+        receive.with_value(|posting| {
+            let progress = self.0.receive_progress(&posting.ring);
+            if let Some(counts) = &mut posting.places.counts {
+                counts.advance(progress);
+            }
+        });
         self.0.pd.ctx().call_daemon(&ModifyQp {
             qp_num: self.qp_num(),
             state: QpState::Idle as u32,
@@ -429,11 +462,15 @@ impl Qp {
         let (granted, credit) = (&self.0.granted_limits, &self.0.credit);
         send.with_value(|posting| {
             posting.ring = sends;
+            let counts = posting.places.counts.take();
             posting.places = SendPlaces::new(granted.max_send_wr, credit);
+            posting.places.counts = counts.map(SendCounts::restart);
         });
         receive.with_value(|posting| {
             posting.ring = receives;
+            let counts = posting.places.counts.take();
             posting.places = ReceivePlaces::new(granted.max_recv_wr, credit);
+            posting.places.counts = counts.map(ReceiveCounts::restart);
         });
         Ok(())
     }

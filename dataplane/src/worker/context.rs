@@ -155,7 +155,11 @@ impl QpView<'_> {
     /// Returns the slots of a receive that is about to complete to the client, and those of all
     /// receives taken before it.
     #[inline]
-    fn complete_receive(&mut self) {
+    fn complete_receive(&mut self, status: WcStatus) {
+        if status != WcStatus::SUCCESS {
+            let QpRings { sq, rq, .. } = &mut *self.rings;
+            sq.note_failed_receive(rq);
+        }
         let slots = self.rings.rq.complete_requests(1);
         self.context.count_taken(slots);
     }
@@ -173,7 +177,7 @@ impl QpView<'_> {
                 flags: WcFlags::NONE,
                 ..Wc::default()
             };
-            self.complete_receive();
+            self.complete_receive(cqe.status);
             self.context.cqs.push(self.rings.recv_cq, &cqe);
         }
         fault
@@ -257,6 +261,9 @@ impl QpEnv for QpView<'_> {
         match self.announced.checked_sub(1) {
             Some(left) => self.announced = left,
             None => {
+                if cqe.is_some_and(|cqe| cqe.status != WcStatus::SUCCESS) {
+                    self.rings.sq.note_failed_send();
+                }
                 let slots = self.rings.sq.complete_requests(1);
                 self.context.count_taken(slots);
             }
@@ -268,7 +275,7 @@ impl QpEnv for QpView<'_> {
 
     #[inline]
     fn complete_recv(&mut self, cqe: &Wc) {
-        self.complete_receive();
+        self.complete_receive(cqe.status);
         self.context.cqs.push(self.rings.recv_cq, cqe);
         if self.rings.srq_share != 0 {
             let newest = self.context.cqs.last_cqe(self.rings.recv_cq);

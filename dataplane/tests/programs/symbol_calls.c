@@ -48,6 +48,14 @@ static void *find(const char *name)
     return found;
 }
 
+/* Of a function that returns an object. */
+typedef void *any_maker(void *, ...);
+
+static any_maker *find_object(const char *name)
+{
+    return (any_maker *)find(name);
+}
+
 #define FN(name) ((__typeof__(&name))find(#name))
 #define UNDECLARED(name) ((any_function *)find(#name))
 
@@ -196,6 +204,28 @@ static void call_libibverbs(void)
     FN(ibv_unimport_mr)(NULL);
     FN(ibv_unimport_dm)(NULL);
     FAILS_WITH(EOPNOTSUPP, FN(ibv_reg_dmabuf_mr)(pd, 0, 4096, 0, 0, 0) == NULL);
+
+    /* The newest ones are not in every header; newest_verbs.c uses those that work. */
+    FILLS(8, UNDECLARED(ibv_query_port_speed)(context, 1, out) == 0);
+    FAILS_WITH(EOPNOTSUPP, !find_object("ibv_reg_mr_ex")(pd, (uint64_t[9]){ 0, 0, 4 }));
+    FAILS_WITH(EOPNOTSUPP, !find_object("ibv_alloc_dmah")(context, room[0]));
+    FAILS_WITH(EOPNOTSUPP, !find_object("ibv_alloc_buf")(pd, (size_t)4096, room[0]));
+    FAILS_WITH(EOPNOTSUPP, !find_object("ibv_reg_buf_mr")(pd, room[0], memory, (size_t)8, 1));
+    CHECK(UNDECLARED(ibv_dealloc_dmah)(room[0]) == EOPNOTSUPP);
+    FAILS_WITH(EOPNOTSUPP, UNDECLARED(ibv_dm_export_dmabuf_fd)(room[0]) == -1);
+    FAILS_WITH(EOPNOTSUPP, UNDECLARED(ibv_export_buf_dmabuf_fd)(room[0]) == -1);
+    UNDECLARED(ibv_free_buf)(NULL);
+    FILLS(16, UNDECLARED(_ibv_query_comp_cntr_caps)(context, out, (size_t)16) == 0);
+    void *counter = find_object("ibv_create_comp_cntr")(context, (uint32_t[3]){ 0 });
+    CHECK(counter && UNDECLARED(ibv_set_comp_cntr)(counter, (uint64_t)5) == 0);
+    CHECK(UNDECLARED(ibv_set_err_comp_cntr)(counter, (uint64_t)6) == 0);
+    CHECK(UNDECLARED(ibv_inc_comp_cntr)(counter, (uint64_t)1) == 0);
+    CHECK(UNDECLARED(ibv_inc_err_comp_cntr)(counter, (uint64_t)1) == 0);
+    FILLS(8, UNDECLARED(ibv_read_comp_cntr)(counter, out) == 0);
+    FILLS(8, UNDECLARED(ibv_read_err_comp_cntr)(counter, out) == 0);
+    CHECK(*(uint64_t *)room[0] == 7);
+    CHECK(UNDECLARED(ibv_qp_attach_comp_cntr)(qp, counter, (uint32_t[2]){ 0, 1 }) == EINVAL);
+    CHECK(UNDECLARED(ibv_destroy_comp_cntr)(counter) == 0);
 
     CHECK(FN(ibv_destroy_qp)(qp) == 0 && FN(ibv_destroy_srq)(srq) == 0);
     CHECK(FN(ibv_destroy_cq)(cq) == 0 && FN(ibv_destroy_comp_channel)(channel) == 0);

@@ -67,6 +67,11 @@ fn a_queue_pair_connected_with_itself_serves_a_program() {
 }
 
 #[test]
+fn completion_counters_and_other_newest_verbs_work() {
+    run_to_done("newest_verbs", "");
+}
+
+#[test]
 fn srq_pingpong_connects_sixteen_queue_pairs() {
     if !is_installed("ibv_srq_pingpong", PACKAGE) {
         return;

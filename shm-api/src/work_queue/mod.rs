@@ -6,9 +6,10 @@
 //!  +64   head u32, wr_done u32   written by the daemon
 //!  +128  slots * 64 bytes
 //! ```
-//! A QP's state line follows its receive queue: qp_state u32 (`control::QpState`), worker u32. The
-//! posting thread reads these words, and the daemon writes them seldom, whereas it writes the line
-//! with `head` in each batch.
+//! A QP's state line follows its receive queue: qp_state u32 (`control::QpState`), worker u32,
+//! failed u32 ([`FAILED_SENDS`], [`FAILED_RECEIVES`]), sends_before_failure u32,
+//! receives_before_failure u32. The posting thread reads the first two words, and the daemon writes
+//! them seldom, whereas it writes the line with `head` in each batch.
 //!
 //! `head` frees slots (the worker has copied them); `wr_done` counts finished requests, to which
 //! max_send_wr and max_recv_wr apply. The `pending` word belongs to the doorbell ring (see
@@ -46,6 +47,16 @@ pub const OFF_WR_DONE: usize = 68;
 const OFF_QP_STATE: usize = 0;
 /// Offset of the index of the worker that serves the QP, in the state line.
 pub const OFF_WORKER: usize = 4;
+/// Offset of the flags of queues with a failed request, in the state line.
+const OFF_FAILED: usize = 8;
+/// Offset of the number of sends before the first failed one, in the state line.
+const OFF_SENDS_BEFORE_FAILURE: usize = 12;
+/// Offset of the number of receives before the first failed one, in the state line.
+const OFF_RECEIVES_BEFORE_FAILURE: usize = 16;
+/// Flag: a send has failed, and all later ones fail.
+const FAILED_SENDS: u32 = 1;
+/// Flag: a receive has failed, and all later ones fail.
+const FAILED_RECEIVES: u32 = 2;
 /// Bytes of a QP's state line.
 pub const STATE_LINE_LEN: usize = 64;
 /// Number of slots that are prefetched from the client's core before their turn.
@@ -309,8 +320,16 @@ impl<K: QueueKind> WorkQueueProducer<K> {
     /// Number of unfinished requests.
     #[inline]
     pub fn count_outstanding(&self) -> u32 {
+        self.posted.wrapping_sub(self.wr_done())
+    }
+
+    /// Requests finished so far, modulo 2^32. The receive queue also counts the receives that the QP
+    /// took from a shared receive queue.
+    #[inline]
+    pub fn wr_done(&self) -> u32 {
+        // Pairs with the Release in `complete_requests`.
         let done = self.memory.header_word(OFF_WR_DONE);
-        self.posted.wrapping_sub(done.load(Ordering::Relaxed))
+        done.load(Ordering::Acquire)
     }
 }
 
@@ -379,6 +398,8 @@ pub struct WorkQueueConsumer<K> {
     done: u32,
     /// The QP's state line; only in the send queue.
     state_line: Option<RingMemory>,
+    /// Flags stored in the state line.
+    failed: u32,
     kind: PhantomData<K>,
 }
 
@@ -391,6 +412,7 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
             ring: SpscConsumer::new(slots),
             done: 0,
             state_line: None,
+            failed: 0,
             kind: PhantomData,
         })
     }
@@ -536,6 +558,27 @@ impl WorkQueueConsumer<SendKind> {
         self.store_state(OFF_QP_STATE, state);
         // Pairs with the fence in `RqProducer::publish_posted`.
         fence(Ordering::SeqCst);
+    }
+
+    /// Publishes that the next send to be finished fails. Later sends of the QP fail, too, and so the
+    /// number of successful ones is known. Call it before [`Self::complete_requests`].
+    #[cold]
+    pub fn note_failed_send(&mut self) {
+        self.note_failure(FAILED_SENDS, OFF_SENDS_BEFORE_FAILURE, self.done);
+    }
+
+    /// As [`Self::note_failed_send`], for the next receive of the QP, whose receive queue is `queue`.
+    #[cold]
+    pub fn note_failed_receive(&mut self, queue: &RqConsumer) {
+        self.note_failure(FAILED_RECEIVES, OFF_RECEIVES_BEFORE_FAILURE, queue.done);
+    }
+
+    fn note_failure(&mut self, flag: u32, offset: usize, before: u32) {
+        if self.failed & flag == 0 {
+            self.failed |= flag;
+            self.store_state(offset, before);
+            self.store_state(OFF_FAILED, self.failed);
+        }
     }
 
     /// Publishes the worker whose doorbell ring the client has to use: when the QP is created, and

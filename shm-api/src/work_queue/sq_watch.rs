@@ -1,6 +1,10 @@
 //! The state of a queue pair as published by the daemon, for any thread of its client.
 
-use super::{OFF_PENDING, OFF_QP_STATE, OFF_WORKER, OFF_WR_DONE, STATE_LINE_LEN, WorkQueueMemory};
+use super::{
+    FAILED_RECEIVES, FAILED_SENDS, OFF_FAILED, OFF_PENDING, OFF_QP_STATE,
+    OFF_RECEIVES_BEFORE_FAILURE, OFF_SENDS_BEFORE_FAILURE, OFF_WORKER, OFF_WR_DONE, STATE_LINE_LEN,
+    WorkQueueMemory,
+};
 use crate::ring_memory::RingMemory;
 use crate::shared_memory::{OutOfBounds, SharedMemory};
 use core::sync::atomic::Ordering;
@@ -54,5 +58,30 @@ impl SqWatch {
     pub fn wr_done(&self) -> u32 {
         // Pairs with the Release in `complete_requests`.
         self.queue.header_word(OFF_WR_DONE).load(Ordering::Acquire)
+    }
+
+    /// Number of sends finished before the first one that failed, modulo 2^32. `None`: none of those
+    /// that a previous [`Self::wr_done`] counted has failed.
+    pub fn sends_before_failure(&self) -> Option<u32> {
+        self.before_failure(FAILED_SENDS, OFF_SENDS_BEFORE_FAILURE)
+    }
+
+    /// As [`Self::sends_before_failure`], for receives.
+    pub fn receives_before_failure(&self) -> Option<u32> {
+        self.before_failure(FAILED_RECEIVES, OFF_RECEIVES_BEFORE_FAILURE)
+    }
+
+    fn before_failure(&self, flag: u32, offset: usize) -> Option<u32> {
+        // SAFETY: multiples of 4 inside the line.
+        let (failed, before) = unsafe {
+            (
+                self.state_line.word_at(OFF_FAILED),
+                self.state_line.word_at(offset),
+            )
+        };
+        // Pairs with the Release in `store_state`: the number was written before the flag, and the
+        // flag before the count of finished requests.
+        let has_failed = failed.load(Ordering::Acquire) & flag != 0;
+        has_failed.then(|| before.load(Ordering::Relaxed))
     }
 }

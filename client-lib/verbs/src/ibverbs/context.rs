@@ -8,7 +8,7 @@ use crate::abi::{ibv_context, verbs_context};
 use rustix::fd::{AsFd, AsRawFd};
 use siw::Context;
 use std::mem::offset_of;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A context as programs see it. The struct of the header is at the end of `abi`: newer releases
 /// add fields before it.
@@ -22,6 +22,8 @@ pub struct ContextObject {
     objects: Objects,
     /// DEVICE_FATAL was delivered.
     pub fatal_reported: AtomicBool,
+    /// Number of completion counters created so far.
+    counters: AtomicU32,
 }
 
 impl ContextObject {
@@ -53,6 +55,7 @@ impl ContextObject {
             shared_events,
             objects: Objects::default(),
             fatal_reported: AtomicBool::new(false),
+            counters: AtomicU32::new(0),
         })
     }
 
@@ -86,6 +89,11 @@ impl ContextObject {
     /// Objects of the context.
     pub fn objects(&self) -> &Objects {
         &self.objects
+    }
+
+    /// Handle of a new completion counter.
+    pub fn next_counter(&self) -> u32 {
+        self.counters.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Its device.

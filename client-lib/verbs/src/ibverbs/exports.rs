@@ -2,8 +2,8 @@
 
 use super::unsupported as not;
 use super::{
-    async_event, attributes, channel, cq, device, fork, gid, mr, names, open, pd, port, qp,
-    qp_state, rates, srq, sysfs,
+    async_event, attributes, channel, comp_counter, cq, device, fork, gid, mr, names, open, pd,
+    port, qp, qp_state, rates, srq, sysfs,
 };
 use crate::abi::*;
 use crate::export::export_symbols;
@@ -172,6 +172,55 @@ export_symbols! { "IBVERBS_1.13":
 export_symbols! { "IBVERBS_1.14":
     fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, opcode: ibv_wr_opcode, flags: u32) -> c_int
         = not::query_data_in_order;
+}
+
+export_symbols! { "IBVERBS_1.15":
+    fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut mr::MrInit) -> *mut ibv_mr = mr::reg_mr_ex;
+    fn ibv_alloc_dmah(context: *mut ibv_context, attr: *mut c_void) -> *mut c_void
+        = not::create_from_context;
+    fn ibv_dealloc_dmah(handle: *mut c_void) -> c_int = not::change_object;
+}
+
+export_symbols! { "IBVERBS_1.16":
+    fn ibv_query_port_speed(context: *mut ibv_context, port_num: u32, speed: *mut u64) -> c_int
+        = port::query_port_speed;
+    fn ibv_dm_export_dmabuf_fd(memory: *mut c_void) -> c_int = not::export_dmabuf;
+}
+
+export_symbols! { "IBVERBS_1.17":
+    fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buffer: *mut *mut c_void) -> *mut c_void
+        = not::alloc_buffer;
+    fn ibv_free_buf(buffer: *mut c_void) = not::forget_import;
+    fn ibv_reg_buf_mr(
+        pd: *mut ibv_pd, buffer: *mut c_void, address: *mut c_void, length: usize, access: c_int,
+    ) -> *mut ibv_mr = not::register_buffer;
+}
+
+export_symbols! { "IBVERBS_1.18":
+    fn _ibv_query_comp_cntr_caps(
+        context: *mut ibv_context, caps: *mut comp_counter::CounterCaps, length: usize,
+    ) -> c_int = comp_counter::query_caps;
+    fn ibv_create_comp_cntr(context: *mut ibv_context, init: *mut comp_counter::CounterInit)
+        -> *mut comp_counter::CompCounterAbi = comp_counter::create;
+    fn ibv_destroy_comp_cntr(counter: *mut comp_counter::CompCounterAbi) -> c_int
+        = comp_counter::destroy;
+    fn ibv_set_comp_cntr(counter: *mut comp_counter::CompCounterAbi, value: u64) -> c_int
+        = comp_counter::set_completed;
+    fn ibv_set_err_comp_cntr(counter: *mut comp_counter::CompCounterAbi, value: u64) -> c_int
+        = comp_counter::set_failed;
+    fn ibv_inc_comp_cntr(counter: *mut comp_counter::CompCounterAbi, amount: u64) -> c_int
+        = comp_counter::increment_completed;
+    fn ibv_inc_err_comp_cntr(counter: *mut comp_counter::CompCounterAbi, amount: u64) -> c_int
+        = comp_counter::increment_failed;
+    fn ibv_read_comp_cntr(counter: *mut comp_counter::CompCounterAbi, value: *mut u64) -> c_int
+        = comp_counter::read_completed;
+    fn ibv_read_err_comp_cntr(counter: *mut comp_counter::CompCounterAbi, value: *mut u64) -> c_int
+        = comp_counter::read_failed;
+    fn ibv_qp_attach_comp_cntr(
+        qp: *mut ibv_qp, counter: *mut comp_counter::CompCounterAbi,
+        attr: *mut comp_counter::AttachAttr,
+    ) -> c_int = comp_counter::attach;
+    fn ibv_export_buf_dmabuf_fd(buffer: *mut c_void) -> c_int = not::export_dmabuf;
 }
 
 export_symbols! { "IBVERBS_PRIVATE_34":

@@ -7,6 +7,7 @@
 //! | `pd.rs`, `mr.rs`, `mw.rs` | protection domains, memory |
 //! | `cq.rs`, `cq_ex.rs`, `channel.rs`, `async_event.rs`, `shared_events.rs` | completions and events |
 //! | `qp.rs`, `qp_state.rs`, `post.rs`, `qp_ex.rs`, `send_flags.rs`, `srq.rs` | queue pairs and work requests |
+//! | `comp_counter.rs` | completion counters |
 //! | `objects.rs`, `users.rs` | objects by number, and their use counts |
 //! | `names.rs`, `rates.rs`, `sysfs.rs`, `fork.rs` | text of numbers, files, fork |
 //! | `unsupported.rs` | features that iWARP does not have, and the kernel's own interfaces |
@@ -14,6 +15,7 @@
 pub mod async_event;
 pub mod attributes;
 pub mod channel;
+mod comp_counter;
 pub mod context;
 pub mod cq;
 mod cq_ex;

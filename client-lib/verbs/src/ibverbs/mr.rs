@@ -4,9 +4,10 @@
 use super::context::is_inherited;
 use super::pd::PdObject;
 use crate::abi::*;
-use crate::status::{errno_of, fail_errno, fail_with, pointer_of};
+use crate::status::{errno_of, fail_errno, fail_with, null_with, pointer_of};
 use siw::{Access, AppMr, Error};
 use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 use std::sync::{Mutex, PoisonError};
 
 /// A memory region as programs see it.
@@ -128,6 +129,47 @@ pub unsafe fn reg_mr_iova2(
 ) -> *mut ibv_mr {
     // SAFETY: as the caller promised.
     unsafe { create(pd, address, length, iova, access) }
+}
+
+/// `struct ibv_mr_init_attr` of rdma-core 65; the distribution's header may be older.
+#[repr(C)]
+pub struct MrInit {
+    length: usize,
+    access: c_int,
+    comp_mask: u64,
+    iova: u64,
+    addr: *mut c_void,
+    fd: c_int,
+    fd_offset: u64,
+    dmah: *mut c_void,
+    buf: *mut c_void,
+}
+
+const _: () = assert!(size_of::<MrInit>() == 72 && offset_of!(MrInit, addr) == 32);
+
+/// `IBV_REG_MR_MASK_IOVA`
+const MASK_IOVA: u64 = 1 << 0;
+/// `IBV_REG_MR_MASK_ADDR`
+const MASK_ADDR: u64 = 1 << 1;
+
+/// ibv_reg_mr_ex(3), of memory with an address: a dmabuf, a DMA handle and a buffer of ibv_alloc_buf(3)
+/// are refused with EOPNOTSUPP.
+pub unsafe fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInit) -> *mut ibv_mr {
+    // SAFETY: a struct to read, of which only the fields in its mask are set.
+    let attr = unsafe { &*attr };
+    if attr.comp_mask & !(MASK_IOVA | MASK_ADDR) != 0 {
+        return null_with(libc::EOPNOTSUPP);
+    }
+    if attr.comp_mask & MASK_ADDR == 0 {
+        return null_with(libc::EINVAL);
+    }
+    let iova = if attr.comp_mask & MASK_IOVA != 0 {
+        attr.iova
+    } else {
+        attr.addr as u64
+    };
+    // SAFETY: as the caller promised.
+    unsafe { create(pd, attr.addr, attr.length, iova, attr.access as u32) }
 }
 
 /// ibv_dereg_mr(3)

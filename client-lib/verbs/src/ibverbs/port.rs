@@ -83,6 +83,24 @@ pub unsafe fn query_port_sized(
     0
 }
 
+/// ibv_query_port_speed(3), in units of 100 Mb/s: the speed of the link itself, which ibv_query_port(3)
+/// rounds down to a rate of InfiniBand.
+pub unsafe fn query_port_speed(context: *mut ibv_context, port_num: u32, speed: *mut u64) -> c_int {
+    if port_num != PORT {
+        return fail_errno(libc::EINVAL);
+    }
+    // SAFETY: a context of this library.
+    let context = unsafe { ContextObject::from_abi(context) };
+    let info: Result<DeviceInfo, Error> =
+        context.client().query_device(context.device().info().index);
+    match info {
+        // SAFETY: a number to write.
+        Ok(info) => unsafe { speed.write(u64::from(info.link_mbps / 100)) },
+        Err(error) => return fail_with("ibv_query_port_speed", &error),
+    }
+    0
+}
+
 /// Size of the struct of the exported function ibv_query_port: that of the header without the fields
 /// behind `flags`, which later releases added. The header only declares its type, so that programs
 /// pass a pointer to their own `struct ibv_port_attr`.

@@ -1,6 +1,7 @@
 //! Queue pairs (ibv_create_qp(3), ibv_create_qp_ex(3), ibv_destroy_qp(3)). Their states are in
 //! `qp_state.rs`, posting in `post.rs` and `qp_ex.rs`.
 
+use super::comp_counter::CounterObject;
 use super::context::{ContextObject, is_inherited};
 use super::cq::CqObject;
 use super::pd::PdObject;
@@ -12,7 +13,7 @@ use crate::abi::*;
 use crate::status::{pointer_of, set_errno};
 use siw::{Error, Qp, QpInit};
 use std::ffi::c_int;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A queue pair as programs see it: `struct ibv_qp_ex` begins with `struct ibv_qp`.
 #[repr(C)]
@@ -25,8 +26,13 @@ pub struct QpObject {
     pub attributes: Mutex<Attributes>,
     /// Asynchronous events.
     pub async_events: EventCount,
+    /// Attached completion counters, with the operations that each counts.
+    counters: Mutex<Vec<AttachedCounter>>,
     is_extended: bool,
 }
+
+/// A completion counter, and the operations that it counts.
+pub type AttachedCounter = (&'static CounterObject, u32);
 
 impl QpObject {
     /// # Safety
@@ -46,6 +52,11 @@ impl QpObject {
     #[inline]
     pub fn qp(&self) -> &Qp {
         &self.qp
+    }
+
+    /// Attached completion counters.
+    pub fn lock_counters(&self) -> MutexGuard<'_, Vec<AttachedCounter>> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The struct that the program sees.
@@ -149,6 +160,7 @@ unsafe fn create(
         batch: Batch::default(),
         attributes: Mutex::new(Attributes::new(init)),
         async_events: EventCount::default(),
+        counters: Mutex::default(),
         is_extended,
         qp,
     });
@@ -242,6 +254,9 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let objects = queue_pair.context().objects();
     objects.qps.remove(queue_pair.qp.qp_num());
     queue_pair.async_events.wait_acknowledged();
+    for (counter, _) in queue_pair.lock_counters().drain(..) {
+        counter.detach(queue_pair);
+    }
     // SAFETY: the objects used by a queue pair cannot be freed before it.
     let (pd, send_cq, recv_cq, srq) = unsafe {
         let base = queue_pair.abi();

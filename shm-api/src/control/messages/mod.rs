@@ -58,8 +58,11 @@ pub const MIN_VERSION: u16 = VERSION;
 /// Feature: [`StartResolution`] and [`EndResolution`], with the events
 /// [`CmEventKind::AddressResolved`] and [`CmEventKind::AddressError`].
 pub const FEATURE_RESOLUTION: u32 = 1;
+/// Feature: a QP's state line has the numbers of requests before the first failed ones
+/// ([`crate::SqWatch::sends_before_failure`]).
+pub const FEATURE_FAILURE_MARKS: u32 = 2;
 /// The optional features that this side knows.
-pub const FEATURES: u32 = FEATURE_RESOLUTION;
+pub const FEATURES: u32 = FEATURE_RESOLUTION | FEATURE_FAILURE_MARKS;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.
