@@ -360,7 +360,12 @@ fn start_device(
             traits,
             &caps,
             config.checksum,
-            *config.tso.get_ref(),
+            // A super-segment would be lost as a whole.
+            if *config.loss.get_ref() > 0.0 {
+                TsoPolicy::Off
+            } else {
+                *config.tso.get_ref()
+            },
             config.tx_payload,
             *config.mtu.get_ref(),
         ),
@@ -485,6 +490,7 @@ impl OpenDevice {
             mpa: self.mpa_config(),
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
             link: self.link,
+            loss: *self.config.loss.get_ref(),
             captures: None,
             host: self.host.as_ref().map(|host| host.queue.clone()),
         })

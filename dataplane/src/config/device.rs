@@ -94,6 +94,9 @@ const MAX_WIRE_MTU: u16 = 9000;
 /// A pair of rings passes pointers, so the limit is the length field of the IP header.
 const MAX_PAIR_MTU: u16 = u16::MAX;
 
+/// Share of lost frames with which connections still make progress.
+const MAX_LOSS: f64 = 0.5;
+
 /// One `[[device]]`.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -146,6 +149,9 @@ pub struct DeviceConfig {
     /// unsegmented. Requires checksum offload.
     #[serde(default = "default_tso")]
     pub tso: Spanned<TsoPolicy>,
+    /// Share of the frames that a pair loses at random, from 0 to 0.5.
+    #[serde(default = "default_loss")]
+    pub loss: Spanned<f64>,
     /// Transmit path of payload.
     #[serde(default = "default_tx_payload")]
     pub tx_payload: TxPayloadPolicy,
@@ -182,6 +188,10 @@ pub struct DeviceConfig {
 
 fn default_mtu() -> Spanned<u16> {
     Spanned::new(0..0, 1500)
+}
+
+fn default_loss() -> Spanned<f64> {
+    Spanned::new(0..0, 0.0)
 }
 
 fn default_host_ports() -> Spanned<PortRange> {
@@ -337,6 +347,19 @@ impl DeviceConfig {
             return Err((
                 self.mtu.span(),
                 format!("mtu {mtu}: {least} to {most} are allowed here"),
+            ));
+        }
+        let loss = *self.loss.get_ref();
+        if !(0.0..=MAX_LOSS).contains(&loss) {
+            return Err((
+                self.loss.span(),
+                format!("loss {loss}: 0 to {MAX_LOSS} are allowed"),
+            ));
+        }
+        if loss > 0.0 && self.pair.is_none() {
+            return Err((
+                self.loss.span(),
+                "loss: only the embedded pair loses frames on purpose; use tc-netem(8) in the network of other links".into(),
             ));
         }
         if let Some(vlan) = &self.vlan

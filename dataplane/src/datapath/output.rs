@@ -11,6 +11,7 @@ use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
 use siw_tcp::{FrameInfo, FrameMeta, FrameSink, PayloadPiece, RxChecksum, TxChecksum, checksum};
 
 use super::inbox::ProxyTx;
+use super::loss::FrameLoss;
 use super::rx_frame::RxFrame;
 use crate::capture::{CaptureTaps, Direction};
 use crate::link_traits::{COPY_MAX, LinkTraits, PayloadPolicy};
@@ -322,6 +323,8 @@ pub(crate) struct PortOutput {
     loopback: Vec<Mbuf>,
     pub(crate) link: LinkTraits,
     pub(crate) captures: Option<CaptureTaps>,
+    /// Loses frames on purpose.
+    pub(crate) loss: Option<FrameLoss>,
     /// The device's number in captures.
     pub(crate) interface: u32,
     /// Frames that left through the port or the proxy.
@@ -344,6 +347,7 @@ impl PortOutput {
             loopback: Vec::new(),
             link,
             captures: None,
+            loss: None,
             interface,
             frames_sent: 0,
             frames_linearized: 0,
@@ -433,6 +437,12 @@ impl PortOutput {
         self.capture_sent(&mbuf, meta.checksum == TxChecksum::Offload, wall_time);
         if meta.self_addressed {
             self.loopback.push(mbuf);
+            return;
+        }
+        if let Some(loss) = &mut self.loss
+            && loss.loses_next()
+        {
+            cache.free(mbuf);
             return;
         }
         if meta.checksum == TxChecksum::Offload && self.link.tx_checksum {

@@ -12,6 +12,7 @@ use siw_tcp::{
 
 use super::clock::TscClock;
 use super::inbox::ProxyTx;
+use super::loss::FrameLoss;
 use super::output::{PortOutput, PortSink, RecordWriter, TxPath};
 use super::rx_frame::{self, RxFrame};
 use super::timer_hold::TimerHold;
@@ -37,6 +38,8 @@ pub struct WorkerPortConfig {
     pub accept_timeout: std::time::Duration,
     /// Capabilities of the link below the port.
     pub link: LinkTraits,
+    /// Share of frames that are lost on purpose.
+    pub loss: f64,
     /// Captures in which frames are recorded.
     pub captures: Option<CaptureTaps>,
     /// Queue for frames to the kernel, if it shares the device.
@@ -79,6 +82,7 @@ impl<R> WorkerPort<R> {
         };
         let mut output = PortOutput::new(tx_path, config.device as u32, config.link);
         output.captures = config.captures;
+        output.loss = FrameLoss::new(config.loss);
         Ok(WorkerPort {
             device: config.device,
             rx_queue,

@@ -30,6 +30,17 @@ fn a_check_names_file_line_and_column() {
 }
 
 #[test]
+fn only_the_embedded_pair_loses_frames_on_purpose() {
+    let with = |link: &str, loss: &str| {
+        LOOPBACK.replacen("pair = \"lo\"", &format!("{link}\nloss = {loss}"), 1)
+    };
+    let e = refused(&with("pair = \"lo\"", "0.6"), &["--check"]);
+    assert!(e.contains("loss 0.6: 0 to 0.5 are allowed"), "{e}");
+    let e = refused(&with("devargs = \"net_tap0\"", "0.1"), &["--check"]);
+    assert!(e.contains("tc-netem(8)"), "{e}");
+}
+
+#[test]
 fn a_missing_configuration_is_named() {
     let out = std::process::Command::new(env!("CARGO_BIN_EXE_siwd"))
         .args(["--config", "/nonexistent/siwd.toml"])

@@ -1,0 +1,3 @@
+module example.com/rdma
+
+go 1.19
