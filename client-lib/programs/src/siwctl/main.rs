@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod capture;
+mod cdi;
 mod connections;
 mod doctor;
 mod metrics;
@@ -71,6 +72,9 @@ enum Command {
     Doctor,
     /// Write an archive for a report: lists, counters, settings, ends, doctor; no payload
     Report(report::ReportArgs),
+    /// Print a specification of the Container Device Interface: siwctl cdi >/etc/cdi/siwd.json, then
+    /// podman run --device siwd.dev/rnic=siw0
+    Cdi(cdi::CdiArgs),
     /// Live rates of devices and workers, and the clients
     Top(top::TopArgs),
     /// Metrics in the OpenMetrics format, printed or served to Prometheus
@@ -176,6 +180,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
             return Ok(String::new());
         }
         Command::Report(args) => return report::run(socket, args),
+        Command::Cdi(args) => return cdi::run(socket, args),
         _ => {}
     }
     let daemon = siw::Context::open(socket)?;
@@ -200,6 +205,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
         Command::Monitor(args) => monitor::run(&daemon, args, json),
         Command::Top(args) => top::run(&daemon, args),
         Command::Metrics(args) => metrics::run(&daemon, args),
-        Command::Completions { .. } | Command::Doctor | Command::Report(_) => Ok(String::new()),
+        Command::Completions { .. } | Command::Doctor | Command::Report(_) | Command::Cdi(_) => {
+            Ok(String::new())
+        }
     }
 }
