@@ -79,9 +79,22 @@ pub struct Rule {
     pub text: String,
 }
 
+/// Sorts cases by group and number.
+pub fn sort(cases: &mut [Case]) {
+    cases.sort_by_key(|case| {
+        let number = case.id.split('-').nth(1);
+        let number = number.and_then(|n| n.parse::<u32>().ok());
+        (case.group().to_owned(), number)
+    });
+}
+
 /// How far the standard conversation goes before the steps of the case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
+    /// The agent has accepted a stream that the lab opened.
+    Agent,
+    /// The agent knows the lab's Request and has not answered it.
+    Asked,
     /// Nothing: the case connects by itself.
     Nothing,
     /// TCP is connected.
@@ -167,6 +180,13 @@ pub enum StepKind {
     Want(Vec<Alternative>),
     Connect(BTreeMap<String, Value>),
     Wait(Duration),
+    /// Sets the window of the segments from here on.
+    Window(Expr),
+    /// A command for the agent.
+    Agent {
+        what: String,
+        fields: BTreeMap<String, Value>,
+    },
     /// Sends held segments as one.
     Flush(BTreeMap<String, Value>, Vec<String>),
 }
@@ -181,6 +201,10 @@ pub struct Case {
     pub params: Vec<(String, Vec<String>)>,
     pub start: Start,
     pub opening: BTreeMap<String, Value>,
+    /// Regions that the agent registers before it accepts: their names, and the fields of the command.
+    pub regions: Vec<(String, BTreeMap<String, Value>)>,
+    /// Receives that the agent posts before it accepts, and their size.
+    pub receives: (u64, u64),
     pub smoke: bool,
     pub hazard: bool,
     /// Reason for differences to the catalogue, and other remarks.
@@ -191,6 +215,11 @@ pub struct Case {
 impl Case {
     pub fn group(&self) -> &str {
         self.id.split('-').next().unwrap_or(&self.id)
+    }
+
+    /// Whether the case runs only with the agent.
+    pub fn needs_agent(&self) -> bool {
+        matches!(self.start, Start::Agent | Start::Asked)
     }
 
     pub fn level(&self) -> Level {
@@ -280,6 +309,14 @@ const STATE_PATTERNS: &[&str] = &[
     "refused",
     "tcp",
     "mapped",
+    "memory",
+    "completion",
+];
+
+/// Fields of commands for the agent.
+const AGENT_FIELDS: &[&str] = &[
+    "name", "size", "access", "domain", "octet", "op", "at", "stag", "to", "id", "private", "ird",
+    "ord", "ms",
 ];
 
 struct Parser {
@@ -388,7 +425,7 @@ impl Parser {
         if let Some(length) = text.strip_prefix("len:") {
             return Ok(Value::Pattern(self.expr(length)?));
         }
-        if ["data", "pd", "extra"].contains(&field)
+        if ["data", "pd", "extra", "private"].contains(&field)
             && let Some(digits) = text.strip_prefix("0x")
         {
             let octets = (0..digits.len())
@@ -400,7 +437,11 @@ impl Parser {
                 format!("{text}: pairs of hexadecimal digits expected")
             })?));
         }
-        if ["quotes", "layout"].contains(&field) || field == "data" && text == "region" {
+        const WORDS: &[&str] = &[
+            "quotes", "layout", "name", "access", "domain", "op", "status",
+        ];
+        let is_word = text.starts_with(|first: char| first.is_ascii_alphabetic());
+        if WORDS.contains(&field) && is_word || field == "data" && text == "region" {
             return Ok(Value::Word(text.into()));
         }
         if field == "gap" {
@@ -527,7 +568,7 @@ impl Parser {
             "stag", "to", "qn", "msn", "mo", "dv", "rv", "rsvd", "rrsvd", "len", "data", "sink",
             "sinkto", "size", "src", "srcto", "headers", "quotes", "reserved", "markers", "layer",
             "type", "code", "mss", "df", "ttl", "layout", "sum", "kind", "ver", "ipv", "port",
-            "cport", "handle",
+            "cport", "handle", "name", "at", "octet", "id", "status",
         ];
         let operators = [
             ("!=", Operator::NotEqual),
@@ -644,6 +685,8 @@ pub fn parse(file: &str, text: &str) -> Result<Case, CaseError> {
                 params: Vec::new(),
                 start: Start::Stream,
                 opening: BTreeMap::new(),
+                regions: Vec::new(),
+                receives: (0, 0),
                 smoke: false,
                 hazard: false,
                 remarks: Vec::new(),
@@ -713,7 +756,13 @@ impl Parser {
                     [word] if word == "tcp" => Start::Tcp,
                     [word] if word == "stream" => Start::Stream,
                     [word] if word == "region" => Start::Region,
-                    _ => return Err("expected: start nothing, tcp, stream or region".into()),
+                    [word] if word == "agent" => Start::Agent,
+                    [word] if word == "asked" => Start::Asked,
+                    _ => {
+                        return Err(
+                            "expected: start nothing, tcp, stream, region, agent or asked".into(),
+                        );
+                    }
                 }
             }
             "param" => {
@@ -732,6 +781,29 @@ impl Parser {
                 ),
                 _ => return Err("expected: remark \"text\"".into()),
             },
+            "region" => {
+                let (name, rest) = rest.split_first().ok_or("region of which name?")?;
+                let (fields, _) = self.fields(rest, &[AGENT_FIELDS], &[])?;
+                for part in ["stag", "base", "end", "len"] {
+                    self.params.push(format!("{name}.{part}"));
+                }
+                case.regions.push((name.clone(), fields));
+            }
+            "receives" => match rest {
+                [count, size] => {
+                    let count = number(count).zip(size.strip_prefix("size=").and_then(number));
+                    case.receives = count.ok_or("expected: receives COUNT size=OCTETS")?;
+                }
+                _ => return Err("expected: receives COUNT size=OCTETS".into()),
+            },
+            "agent" => {
+                let (what, rest) = rest.split_first().ok_or("agent what?")?;
+                let (fields, _) = self.fields(rest, &[AGENT_FIELDS], &[])?;
+                step(StepKind::Agent {
+                    what: what.clone(),
+                    fields,
+                });
+            }
             "connect" => step(StepKind::Connect(
                 self.fields(rest, &[&["mss", "isn"]], &[])?.0,
             )),
@@ -740,6 +812,10 @@ impl Parser {
                     duration(time).ok_or(format!("{time} is no time like 5s or 200ms"))?,
                 )),
                 _ => return Err("expected: wait TIME".into()),
+            },
+            "window" => match rest {
+                [octets] => step(StepKind::Window(self.expr(octets)?)),
+                _ => return Err("expected: window OCTETS".into()),
             },
             "send" => step(self.send(rest)?),
             "flush" => {

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
 use crate::script::{Outcome, Verdict};
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peer {
     pub peer: String,
@@ -23,7 +23,7 @@ pub struct Peer {
 }
 
 /// A verdict other than pass that is no news.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expected {
     /// Id of a case, with `/NAME=VALUE` if it is about one instance.
@@ -33,7 +33,7 @@ pub struct Expected {
     pub evidence: Evidence,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Evidence {
     Seen,
@@ -56,15 +56,18 @@ impl Peer {
         Ok(peer)
     }
 
-    fn of(&self, outcome: &Outcome) -> Option<&Expected> {
-        let name = outcome.name();
+    /// Entry about an instance: that of its name, else that of its case.
+    pub fn entry(&self, name: &str) -> Option<&Expected> {
+        let id = name.split('/').next().unwrap_or(name);
         let exact = self.expect.iter().find(|e| e.case == name);
-        exact.or_else(|| self.expect.iter().find(|e| e.case == outcome.case))
+        exact.or_else(|| self.expect.iter().find(|e| e.case == id))
     }
 
     /// Difference to the expectation: `None` if the outcome is no news.
     pub fn news(&self, outcome: &Outcome) -> Option<String> {
-        let expected = self.of(outcome).map_or(Verdict::Pass, |e| e.verdict);
+        let expected = self
+            .entry(&outcome.name())
+            .map_or(Verdict::Pass, |e| e.verdict);
         let same = expected == outcome.verdict
             || expected == Verdict::Pass && outcome.verdict == Verdict::Recorded;
         (!same).then(|| {
@@ -78,7 +81,7 @@ impl Peer {
 
     /// Reason that the peer file gives for an expected verdict.
     pub fn reason(&self, outcome: &Outcome) -> Option<&str> {
-        self.of(outcome)
+        self.entry(&outcome.name())
             .filter(|e| e.verdict == outcome.verdict)
             .map(|e| e.reason.as_str())
     }

@@ -2,10 +2,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod capture;
 pub mod case;
+pub mod catalogue;
+pub mod conformance;
 pub mod crc;
 pub mod expect;
+pub mod impair;
 pub mod link;
 pub mod mapper;
 pub mod mutants;

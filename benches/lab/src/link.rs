@@ -214,7 +214,7 @@ fn octets_of(ip: IpAddr) -> Vec<u8> {
 }
 
 /// Complement of the sum of 16-bit words (RFC 1071).
-fn complement(octets: &[u8]) -> u16 {
+pub(crate) fn complement(octets: &[u8]) -> u16 {
     let words = octets.chunks(2).map(|pair| {
         let low = pair.get(1).copied().unwrap_or(0);
         u64::from(u16::from_be_bytes([pair[0], low]))
@@ -227,7 +227,7 @@ fn complement(octets: &[u8]) -> u16 {
 }
 
 /// Checksum of a message with the pseudo header of IPv4 or IPv6; zero over a message with a right one.
-fn checksum(from: IpAddr, to: IpAddr, protocol: IpNumber, message: &[u8]) -> u16 {
+pub(crate) fn checksum(from: IpAddr, to: IpAddr, protocol: IpNumber, message: &[u8]) -> u16 {
     let mut octets = octets_of(from);
     octets.extend(octets_of(to));
     octets.extend((message.len() as u32).to_be_bytes());

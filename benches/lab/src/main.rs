@@ -14,17 +14,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use siw_lab::capture;
-use siw_lab::case::{Case, Level, built_in, parse};
+use siw_lab::agent::Agent;
+use siw_lab::case::{Case, Level, built_in, parse, sort};
 use siw_lab::expect::{Peer, news_without_peer};
+use siw_lab::impair::{self, Between};
 use siw_lab::link::{Mac, Station, StationGuard, memory_link, packet_link};
 use siw_lab::mutants::{self, Subject};
 use siw_lab::record::{self, Record};
 use siw_lab::reference::{Lie, Reference};
 use siw_lab::report::{Entry, Report, Settings, VERSION, file_name, write_pcapng};
-use siw_lab::script::{Clients, Outcome, Target, Verdict};
+use siw_lab::script::{Clients, Outcome, Running, Target, Verdict};
 use siw_lab::suite::{Instance, Ran, run_all};
 use siw_lab::via::{self, LocalLink, Programs, Siwd};
+use siw_lab::{capture, catalogue, conformance};
 
 /// Conformance cases for iWARP targets, judged from outside by a scripted peer.
 ///
@@ -42,6 +44,12 @@ enum Command {
     List {
         #[command(flatten)]
         select: Select,
+        /// Cases of the catalogue that do not exist yet, with the reason
+        #[arg(long)]
+        missing: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Print a case: its rule, its steps
     Explain { id: String },
@@ -72,8 +80,23 @@ enum Command {
         /// Folder whose sub-folders are runs
         folder: PathBuf,
     },
+    /// Print a peer file with the verdicts of a run other than pass
+    Peer {
+        /// Folder of the run
+        folder: PathBuf,
+        /// Peer file whose head is kept: name, settings
+        #[arg(long)]
+        from: PathBuf,
+    },
+    /// Print siwd's conformance, case by case, from a run of all cases, in Markdown
+    Conformance {
+        /// Folder of the run
+        folder: PathBuf,
+    },
     /// Judge the lab itself: faults of `siwd-mutants` that have to turn their cases red
     Mutants(Mutants),
+    /// Stand between two peers: pass their frames on, and impair TCP segments by a profile, until a signal
+    Between(BetweenArgs),
     /// Judge the senders of a capture by the rules that hold in any conversation
     Check {
         /// A pcap or pcapng file that has connections from their beginning on
@@ -155,6 +178,17 @@ struct Run {
     /// Port of the lab for `rping -c` on the target
     #[arg(long, default_value_t = 7174)]
     client_port: u16,
+    /// Shell command that starts a client on the target, with the lab's address and port in place of
+    /// `{address}` and `{port}`; without one the operator keeps `rping -c` running
+    #[arg(long, conflicts_with = "via")]
+    client: Option<String>,
+    /// ADDRESS:PORT of siw-lab-agent on the target, for the cases that need it; with --via siwd the program
+    #[arg(long)]
+    agent: Option<String>,
+    /// Shell command that starts the target again after it died; the run then goes on. Cases run one at a
+    /// time
+    #[arg(long, conflicts_with = "via")]
+    restart: Option<String>,
     #[command(flatten)]
     select: Select,
     /// Decides sequence numbers, ports and data; random without it
@@ -184,6 +218,23 @@ struct Run {
     /// Folder of reports, captures and logs
     #[arg(long, default_value = "siw-lab-run")]
     output: PathBuf,
+}
+
+#[derive(Args)]
+struct BetweenArgs {
+    /// Interface towards one peer; it needs no address
+    left: String,
+    /// Interface towards the other peer
+    right: String,
+    /// loss, reorder, duplicate, delay, corrupt, cut, window, rough, or a file like benches/lab/profiles/rough.toml
+    #[arg(long)]
+    profile: String,
+    /// Decides which segments are impaired, and how; random without it
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print the counts as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args)]
@@ -217,7 +268,11 @@ fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
-        Command::List { select } => list(&select),
+        Command::List {
+            select,
+            missing,
+            json,
+        } => list(&select, missing, json),
         Command::Explain { id } => explain(&id),
         Command::CheckCases { paths } => check_cases(&paths),
         Command::Run(run) => start(*run),
@@ -227,7 +282,10 @@ fn main() -> ExitCode {
             print!("{table}");
             true
         }),
+        Command::Peer { folder, from } => peer_file(&folder, &from),
+        Command::Conformance { folder } => conformance_of(&folder),
         Command::Mutants(wanted) => judge_mutants(&wanted),
+        Command::Between(wanted) => stand_between(&wanted),
         Command::Check { files } => check_captures(&files),
     };
     match result {
@@ -285,14 +343,7 @@ fn all_cases(folder: Option<&Path>) -> Result<Vec<Case>> {
         cases.retain(|case| more.iter().all(|m| m.id != case.id));
         cases.extend(more);
     }
-    cases.sort_by_key(|case| {
-        let number = case
-            .id
-            .split('-')
-            .nth(1)
-            .and_then(|n| n.parse::<u32>().ok());
-        (case.group().to_owned(), number)
-    });
+    sort(&mut cases);
     Ok(cases)
 }
 
@@ -332,9 +383,42 @@ impl Select {
     }
 }
 
-fn list(select: &Select) -> Result<bool> {
+fn list(select: &Select, missing: bool, json: bool) -> Result<bool> {
     let cases = all_cases(select.cases.as_deref())?;
     select.check(&cases)?;
+    let absent = catalogue::missing()?;
+    if json {
+        let of_the_catalogue = cases.len() + absent.len();
+        let rows = |case: &Case| {
+            serde_json::json!({
+                "case": case.id, "title": case.title, "role": case.role, "rules": case.rules,
+                "instances": case.instances().len(), "hazard": case.hazard,
+                "agent": case.needs_agent(),
+            })
+        };
+        let chosen = cases.iter().filter(|c| select.takes(c));
+        let value = serde_json::json!({
+            "implemented": cases.len(),
+            "catalogue": of_the_catalogue,
+            "share": cases.len() as f64 / of_the_catalogue as f64,
+            "missing": absent,
+            "cases": chosen.map(rows).collect::<Vec<_>>(),
+        });
+        println!("{}", serde_json::to_string_pretty(&value)?);
+        return Ok(true);
+    }
+    if missing {
+        for case in &absent {
+            println!("{:8} {:8} {}", case.case, case.needs.name(), case.title);
+        }
+        println!(
+            "{} of {} cases exist; missing are {}",
+            cases.len(),
+            cases.len() + absent.len(),
+            catalogue::summary(&absent)
+        );
+        return Ok(true);
+    }
     let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for case in cases.iter().filter(|c| select.takes(c)) {
         let instances = case.instances().len();
@@ -415,6 +499,7 @@ fn check_cases(paths: &[PathBuf]) -> Result<bool> {
 /// Everything that a run keeps alive.
 struct Setup {
     target: Target,
+    _agent: Option<Running>,
     siwd: Option<Siwd>,
     _reference: Option<Reference>,
     _station: StationGuard,
@@ -467,6 +552,8 @@ fn siwd_target(
         quiet: QUIET,
         seed,
         swapped_terminates: false,
+        agent: None,
+        restart: None,
     };
     Ok((target, guard))
 }
@@ -495,9 +582,12 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
                 quiet,
                 seed: settings.seed,
                 swapped_terminates: false,
+                agent: None,
+                restart: None,
             };
             Ok(Setup {
                 target,
+                _agent: None,
                 siwd: None,
                 _reference: Some(reference),
                 _station: station,
@@ -508,10 +598,18 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
             // Before any thread that uses them exists.
             via::enter_namespaces(settings.link)?;
             let siwd = Siwd::start(&programs, output, settings.link, settings.ipv6)?;
-            let (target, station) =
+            let (mut target, station) =
                 siwd_target(&programs, output, settings.ipv6, settings.seed, patience)?;
+            let mut agent = None;
+            if let Some(program) = &settings.agent {
+                let (running, connected) =
+                    via::start_agent(&programs, output, Path::new(program), patience)?;
+                target.agent = Some(Mutex::new(connected));
+                agent = Some(running);
+            }
             Ok(Setup {
                 target,
+                _agent: agent,
                 siwd: Some(siwd),
                 _reference: None,
                 _station: station,
@@ -542,23 +640,43 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
             }
             let station = Station::start(packet_link(interface)?, address, first_port);
             let mac = resolve(&station.station, ip)?;
-            let syns = Mutex::new(station.station.listen(settings.client_port));
+            let agent = match settings.agent.as_deref() {
+                Some(at) => {
+                    let address = at
+                        .parse()
+                        .with_context(|| format!("--agent {at}: expected ADDRESS:PORT"))?;
+                    Some(Agent::connect(address, patience)?)
+                }
+                None => None,
+            };
+            let clients = match settings.client.clone() {
+                Some(command) => {
+                    let log = output.join("client.log");
+                    Clients::Started(Box::new(move |port| {
+                        via::start_client_by(&command, &log, address, port)
+                    }))
+                }
+                None => Clients::Operator {
+                    port: settings.client_port,
+                    syns: Mutex::new(station.station.listen(settings.client_port)),
+                },
+            };
             let target = Target {
                 station: station.station.clone(),
                 ip,
                 mac,
                 port: settings.port,
-                clients: Clients::Operator {
-                    port: settings.client_port,
-                    syns,
-                },
+                clients,
                 patience,
                 quiet,
                 seed: settings.seed,
                 swapped_terminates: false,
+                agent: agent.map(Mutex::new),
+                restart: settings.restart.clone(),
             };
             Ok(Setup {
                 target,
+                _agent: None,
                 siwd: None,
                 _reference: None,
                 _station: station,
@@ -597,6 +715,9 @@ fn start(run: Run) -> Result<bool> {
     if run.link != LocalLink::Veth && run.via != Some(Via::Siwd) {
         bail!("--link is for --via siwd; to a target outside it is --interface");
     }
+    if run.agent.is_some() && run.via == Some(Via::Reference) {
+        bail!("--agent is for a target with RDMA verbs, not for the reference peer");
+    }
     if run.lie.is_some() && run.via != Some(Via::Reference) {
         bail!("--lie is for --via reference");
     }
@@ -614,6 +735,9 @@ fn start(run: Run) -> Result<bool> {
         address: run.address.map(|t| t.to_string()),
         port: run.port,
         client_port: run.client_port,
+        client: run.client.clone(),
+        agent: run.agent.clone(),
+        restart: run.restart.clone(),
         seed: seed_or_random(run.seed)?,
         hazard: run.select.hazard,
     };
@@ -686,6 +810,61 @@ fn compare_runs(before: &Path, after: &Path) -> Result<bool> {
     Ok(!comparison.worse)
 }
 
+fn peer_file(folder: &Path, from: &Path) -> Result<bool> {
+    let peer = Peer::read(from, &built_in()?)?;
+    print!("{}", Record::read(folder)?.peer_file(peer)?);
+    Ok(true)
+}
+
+fn conformance_of(folder: &Path) -> Result<bool> {
+    let record = Record::read(folder)?;
+    print!(
+        "{}",
+        conformance::render(&all_cases(None)?, &|name| record.verdict(name))?
+    );
+    Ok(true)
+}
+
+fn stand_between(wanted: &BetweenArgs) -> Result<bool> {
+    let profile = impair::Profile::find(&wanted.profile)?;
+    let seed = seed_or_random(wanted.seed)?;
+    if wanted.left == wanted.right {
+        bail!("{} is named for both peers", wanted.left);
+    }
+    watch_signals()?;
+    let (left, right) = (packet_link(&wanted.left)?, packet_link(&wanted.right)?);
+    let between = Between::start(left, right, &profile, seed);
+    eprintln!(
+        "siw-lab: between {} and {}, profile {}, seed {seed}",
+        wanted.left, wanted.right, wanted.profile
+    );
+    while !STOPPED.load(Ordering::Relaxed) && !between.ended() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let is_lost = !STOPPED.load(Ordering::Relaxed);
+    let (left, right) = between.end();
+    if wanted.json {
+        let counts = serde_json::json!({ "seed": seed, "left": left, "right": right });
+        println!("{}", serde_json::to_string_pretty(&counts)?);
+    } else {
+        for (interface, counts) in [(&wanted.left, left), (&wanted.right, right)] {
+            println!(
+                "from {interface}: {} segments: {} lost, {} late, {} duplicated, {} corrupted, {} cut",
+                counts.segments,
+                counts.lost,
+                counts.late,
+                counts.duplicated,
+                counts.corrupted,
+                counts.cut
+            );
+        }
+    }
+    if is_lost {
+        bail!("an interface is gone or down");
+    }
+    Ok(true)
+}
+
 fn check_captures(files: &[PathBuf]) -> Result<bool> {
     let mut clean = true;
     for file in files {
@@ -752,6 +931,9 @@ fn replay(folder: &Path, wanted: Vec<String>) -> Result<bool> {
         lie: None,
         port: settings.port,
         client_port: settings.client_port,
+        client: None,
+        agent: None,
+        restart: None,
         select,
         seed: Some(settings.seed),
         jobs: 1,
@@ -782,14 +964,17 @@ fn watch_signals() -> Result<()> {
                 // A second signal does not wait for the cases that run.
                 std::process::exit(2);
             }
-            eprintln!("siw-lab: ending after the cases that run");
+            eprintln!("siw-lab: ending");
         }
     });
     Ok(())
 }
 
 fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) -> Result<bool> {
-    let chosen: Vec<&Case> = cases.iter().filter(|c| run.select.takes(c)).collect();
+    let chosen: Vec<&Case> = cases
+        .iter()
+        .filter(|c| run.select.takes(c) && (settings.agent.is_some() || !c.needs_agent()))
+        .collect();
     let mut instances = Vec::new();
     for case in chosen {
         let all = case.instances();
@@ -805,7 +990,9 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
         );
     }
     if instances.is_empty() {
-        bail!("no case is selected (cases that may crash a kernel need --hazard)");
+        bail!(
+            "no case is selected (cases that may crash a kernel need --hazard, those with the agent --agent)"
+        );
     }
     std::fs::create_dir_all(&run.output)
         .with_context(|| format!("cannot make {}", run.output.display()))?;
@@ -835,7 +1022,13 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
             let _ = std::io::stderr().flush();
         }
     };
-    let Ran { outcomes, lost } = run_all(&setup.target, &instances, run.jobs, &STOPPED, &progress);
+    // A death is told from a restart only if no other case runs.
+    let jobs = if settings.restart.is_some() {
+        1
+    } else {
+        run.jobs
+    };
+    let Ran { outcomes, lost } = run_all(&setup.target, &instances, jobs, &STOPPED, &progress);
     if terminal {
         eprint!("\r{:72}\r", "");
     }
@@ -844,13 +1037,14 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
     {
         bail!("siwd ended during the run; see {}", siwd.log.display());
     }
+    let expected = finish(settings, run, peer, &instances, &outcomes, begin, &output)?;
     if STOPPED.load(Ordering::Relaxed) {
         bail!(
-            "ended by a signal after {} of {total} instances",
-            outcomes.len()
+            "ended by a signal after {} of {total} instances; their reports are in {}",
+            outcomes.len(),
+            output.display()
         );
     }
-    let expected = finish(settings, run, peer, &instances, &outcomes, begin, &output)?;
     if let Some(lost) = lost {
         bail!(
             "the target does not converse any more, since {lost}; {} of {total} instances ran, their reports are in {}",

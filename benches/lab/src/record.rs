@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::expect::{Evidence, Expected, Peer};
 use crate::report::{Settings, VERSION};
 use crate::script::Verdict;
 use crate::stream::Role;
@@ -27,6 +28,9 @@ pub struct Row {
     pub role: Role,
     pub verdict: Verdict,
     pub reason: String,
+    /// Reason that the run's peer file gave for this verdict.
+    #[serde(default)]
+    pub known: Option<String>,
     pub seconds: f64,
 }
 
@@ -48,6 +52,40 @@ impl Record {
             );
         }
         serde_json::from_value(json).with_context(|| format!("{} is no report", file.display()))
+    }
+
+    /// Verdict on an instance, and the reason of a verdict other than pass.
+    pub fn verdict(&self, name: &str) -> Result<(Verdict, String)> {
+        let row = self.results.iter().find(|row| row.name == name);
+        let row = row.with_context(|| {
+            format!(
+                "the run lacks {name}: it has to be one of all cases, with --hazard and --agent"
+            )
+        })?;
+        let reason = row.known.as_ref().unwrap_or(&row.reason);
+        Ok((row.verdict, reason.clone()))
+    }
+
+    /// Peer file with the verdicts of this run other than pass. The reasons are those of the run's peer file,
+    /// else those of the lab; `peer` gives the rest.
+    pub fn peer_file(&self, mut peer: Peer) -> Result<String> {
+        peer.expect.clear();
+        for rows in self.results.chunk_by(|a, b| a.case == b.case) {
+            let bad = |row: &&Row| row.verdict > Verdict::Recorded;
+            let is_one = rows.iter().all(|row| row.verdict == rows[0].verdict);
+            for row in rows.iter().filter(bad) {
+                peer.expect.push(Expected {
+                    case: if is_one { &row.case } else { &row.name }.clone(),
+                    verdict: row.verdict,
+                    reason: row.known.as_ref().unwrap_or(&row.reason).clone(),
+                    evidence: Evidence::Seen,
+                });
+                if is_one {
+                    break;
+                }
+            }
+        }
+        Ok(toml::to_string(&peer)?)
     }
 
     /// Name of the target: that of its peer file, else its address.

@@ -284,6 +284,8 @@ struct Peer<'a> {
     next: [u32; 3],
     step: Step,
     read: Option<ReadRequest>,
+    /// Octets of the Response so far.
+    answered: u64,
     message: Vec<u8>,
     done: bool,
 }
@@ -313,6 +315,7 @@ impl<'a> Peer<'a> {
             next: [1; 3],
             step: Step::Source,
             read: None,
+            answered: 0,
             message: Vec::new(),
             done: false,
         }
@@ -688,8 +691,14 @@ impl<'a> Peer<'a> {
                 }
             }
         }
+        if segment.opcode == opcode::READ_RESPONSE {
+            self.answered += length;
+        }
         if segment.opcode == opcode::READ_RESPONSE && segment.last {
-            self.read = None;
+            let size = self.read.take().map_or(0, |read| u64::from(read.size));
+            if std::mem::take(&mut self.answered) != size {
+                return self.terminate(1, 1, 1, Some(ulpdu));
+            }
             self.step = Step::Sink;
             self.advertise();
         }

@@ -40,6 +40,12 @@ pub struct Settings {
     pub address: Option<String>,
     pub port: u16,
     pub client_port: u16,
+    #[serde(default)]
+    pub client: Option<String>,
+    #[serde(default)]
+    pub agent: Option<String>,
+    #[serde(default)]
+    pub restart: Option<String>,
     pub seed: u64,
     pub hazard: bool,
 }

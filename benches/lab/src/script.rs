@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::agent::{Agent, STREAM_PORT};
 use crate::case::{
     Alternative, Case, Comparison, Expr, Grade, Level, Operator, Start, StepKind, Term, Value,
 };
 use crate::link::{Mac, Received, Station};
 use crate::mapper::{MapperMessage, MapperPort, PORT, kind};
-use crate::stream::{Broken, Event, Opening, PING_SIZE, Phase, Role, Stream};
+use crate::stream::{Broken, Event, Opening, PING_SIZE, Phase, Region, Role, Stream};
 use crate::tcp::{Line, SegmentOptions, SynOptions, Tcp};
 use crate::wire::{
     CrcField, FpduOptions, MpaFrame, REPLY_KEY, REQUEST_KEY, ReadRequest, Segment, Terminate, fpdu,
@@ -137,6 +138,10 @@ pub struct Target {
     pub seed: u64,
     /// Layer and type of its Terminates are exchanged, as its peer file says: a failure of TRM-01 alone.
     pub swapped_terminates: bool,
+    /// The agent on it: one case at a time.
+    pub agent: Option<Mutex<Agent>>,
+    /// Shell command that starts it again after it died.
+    pub restart: Option<String>,
 }
 
 /// Splitmix64: derives the random values of an instance from the seed of the run.
@@ -152,11 +157,17 @@ pub fn mix(seed: u64, name: &str) -> u64 {
 
 impl Target {
     /// A TCP connection with the target, made by the side that the role says.
-    pub fn tcp(&self, role: Role, seed: u64, syn: &SynOptions) -> Result<(Tcp, Option<Running>)> {
+    pub fn tcp(
+        &self,
+        role: Role,
+        port: u16,
+        seed: u64,
+        syn: &SynOptions,
+    ) -> Result<(Tcp, Option<Running>)> {
         let isn = seed as u32;
         match (role, &self.clients) {
             (Role::Responder, _) => {
-                let to = SocketAddr::new(self.ip, self.port);
+                let to = SocketAddr::new(self.ip, port);
                 Ok((
                     Tcp::connect(&self.station, to, self.mac, isn, syn, self.patience)?,
                     None,
@@ -190,7 +201,7 @@ impl Target {
     /// The conversation that must work before and after each case.
     pub fn sane(&self, seed: u64) -> Result<(), String> {
         let (tcp, _running) = self
-            .tcp(Role::Responder, seed, &SynOptions::default())
+            .tcp(Role::Responder, self.port, seed, &SynOptions::default())
             .map_err(|e| e.to_string())?;
         // A hung conversation is repeated by the caller.
         let patience = (self.patience / 3).max(Duration::from_secs(1));
@@ -213,6 +224,9 @@ struct Script<'a> {
     connect_error: Option<String>,
     held: Vec<u8>,
     mapper: Option<MapperPort>,
+    agent: Option<MutexGuard<'a, Agent>>,
+    /// Places of the agent's regions: `NAME.stag` and the like.
+    places: BTreeMap<String, u64>,
     outcome: Outcome,
 }
 
@@ -231,6 +245,8 @@ pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome
         connect_error: None,
         held: Vec::new(),
         mapper: None,
+        agent: None,
+        places: BTreeMap::new(),
         outcome,
     };
     let begun = script.begin().or_else(|error| {
@@ -277,6 +293,9 @@ impl Script<'_> {
         if self.case.start == Start::Nothing {
             return Ok(());
         }
+        if self.case.needs_agent() {
+            return self.begin_with_agent();
+        }
         self.connect(&SynOptions::default())?;
         if self.case.start == Start::Tcp {
             return Ok(());
@@ -292,8 +311,184 @@ impl Script<'_> {
         result.map_err(|broken| anyhow!(broken.text))
     }
 
+    /// Opens a stream that the agent accepts; with `start asked` the agent has only the Request.
+    fn begin_with_agent(&mut self) -> Result<()> {
+        let target = self.target;
+        // The agent has one stream at a time. The guard of an attempt before is gone first.
+        self.agent = None;
+        let agent = target.agent.as_ref().context("the case needs --agent")?;
+        self.agent = Some(agent.lock().unwrap_or_else(PoisonError::into_inner));
+        let none = BTreeMap::new();
+        self.command("forget", &none)?;
+        self.ask(&serde_json::json!({ "do": "listen", "port": STREAM_PORT }))?;
+        self.connect(&SynOptions::default())?;
+        let opening = self.opening()?;
+        self.stream()?.send_frame(&opening.frame(REQUEST_KEY));
+        let ms = target.patience.as_millis() as u64;
+        self.ask(&serde_json::json!({ "do": "await", "ms": ms }))?;
+        if self.case.start == Start::Asked {
+            return Ok(());
+        }
+        self.command("prepare", &none)?;
+        let case = self.case;
+        for (name, fields) in &case.regions {
+            let mut command = self.words("reg", fields)?;
+            command["name"] = name.as_str().into();
+            let answer = self.ask(&command)?;
+            let number = |field: &str| answer[field].as_u64().unwrap_or(0);
+            let (stag, base, size) = (number("stag"), number("base"), number("size"));
+            for (part, value) in [
+                ("stag", stag),
+                ("base", base),
+                ("end", base.wrapping_add(size)),
+                ("len", size),
+            ] {
+                self.places.insert(format!("{name}.{part}"), value);
+            }
+            if name == "r" {
+                self.stream()?.region = Some(Region {
+                    stag: stag as u32,
+                    base,
+                    len: size as u32,
+                });
+            }
+        }
+        let (count, size) = case.receives;
+        if count > 0 {
+            self.ask(&serde_json::json!({
+                "do": "reg", "name": "receives", "size": (count * size).max(1), "access": "",
+            }))?;
+        }
+        for index in 0..count {
+            self.ask(&serde_json::json!({
+                "do": "post", "op": "recv", "name": "receives", "at": index * size, "size": size,
+                "id": index + 1,
+            }))?;
+        }
+        self.command("accept", &none)?;
+        match self.stream()?.event(target.patience) {
+            Event::Mpa(frame) if !frame.rejected() => Ok(()),
+            event => bail!("not opened; the target's next step: {}", event.describe()),
+        }
+    }
+
+    fn ask(&mut self, command: &serde_json::Value) -> Result<serde_json::Value> {
+        let agent = self.agent.as_mut().context("the case lacks start agent")?;
+        let answer = agent.ask(command)?;
+        self.outcome
+            .notes
+            .push(format!("agent: {command} -> {answer}"));
+        Ok(answer)
+    }
+
+    /// A command for the agent with the fields of a step.
+    fn words(&mut self, what: &str, fields: &BTreeMap<String, Value>) -> Result<serde_json::Value> {
+        let mut command = serde_json::json!({ "do": what });
+        for (name, value) in fields {
+            command[name.as_str()] = match value {
+                Value::Word(word) => word.as_str().into(),
+                Value::Expr(expr) => self.number(expr)?.into(),
+                Value::Octets(_) | Value::Pattern(_) => {
+                    let octets = self.octets(fields, name)?.unwrap_or_default();
+                    let digits: Vec<_> = octets.iter().map(|o| format!("{o:02x}")).collect();
+                    digits.concat().into()
+                }
+            };
+        }
+        Ok(command)
+    }
+
+    fn command(&mut self, what: &str, fields: &BTreeMap<String, Value>) -> Result<()> {
+        let command = self.words(what, fields)?;
+        self.ask(&command).map(|_| ())
+    }
+
+    /// Compares octets of a region: `name=`, `at=`, and `data=`, or `octet=` for all of them.
+    fn want_memory(&mut self, wanted: &Alternative) -> Result<bool> {
+        let fields: BTreeMap<String, Value> = wanted
+            .comparisons
+            .iter()
+            .map(|c| (c.field.clone(), c.value.clone()))
+            .collect();
+        let Some(Value::Word(name)) = fields.get("name") else {
+            bail!("want memory without name=");
+        };
+        let data = self.octets(&fields, "data")?;
+        let octet = self.get(&fields, "octet")?;
+        let mut command = serde_json::json!({ "do": "peek", "name": name });
+        if let Some(at) = self.get(&fields, "at")? {
+            command["at"] = at.into();
+        }
+        if let Some(data) = &data {
+            command["size"] = data.len().into();
+        }
+        let answer = self.ask(&command)?;
+        let digits = answer["data"].as_str().unwrap_or_default();
+        let got: Vec<u8> = (0..digits.len() / 2)
+            .filter_map(|at| u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok())
+            .collect();
+        let differs = match (&data, octet) {
+            (Some(data), _) => (0..data.len()).find(|at| got.get(*at) != data.get(*at)),
+            (None, Some(octet)) => got.iter().position(|o| u64::from(*o) != octet),
+            (None, None) => bail!("want memory without data= or octet="),
+        };
+        let actual = match differs {
+            None => "memory as wanted".to_owned(),
+            Some(at) => format!(
+                "octet {at} of {name} is {:#04x}",
+                got.get(at).copied().unwrap_or(0)
+            ),
+        };
+        self.decide(wanted, differs.is_none(), &actual)
+    }
+
+    /// The next completion of the agent: `status=` success, error, flushed or none; `id=`, `size=`.
+    fn want_completion(&mut self, alternatives: &[Alternative]) -> Result<bool> {
+        let first = &alternatives[0];
+        let patience = first.within.unwrap_or(self.target.patience);
+        // Acknowledges what arrives meanwhile.
+        let until = Instant::now() + patience;
+        let answer = loop {
+            let answer = self.ask(&serde_json::json!({ "do": "poll", "ms": 20 }))?;
+            if answer["status"] != "none" || Instant::now() >= until {
+                break answer;
+            }
+            self.outcome.notes.pop();
+            let soon = Instant::now() + Duration::from_millis(5);
+            if let Some(stream) = &mut self.stream {
+                while stream.tcp.pump(soon) {}
+            }
+        };
+        let actual = format!(
+            "completion {} of {} octets: {}",
+            answer["id"], answer["size"], answer["status"]
+        );
+        for alternative in alternatives {
+            let mut good = true;
+            for comparison in &alternative.comparisons {
+                good &= match &comparison.value {
+                    Value::Word(word) => answer[comparison.field.as_str()] == word.as_str(),
+                    Value::Expr(expr) => {
+                        let number = self.number(expr)?;
+                        answer[comparison.field.as_str()].as_u64() == Some(number)
+                    }
+                    _ => bail!("want completion compares id, size and status"),
+                };
+            }
+            if good {
+                return self.decide(alternative, true, &actual);
+            }
+        }
+        self.decide(first, false, &actual)
+    }
+
     fn connect(&mut self, syn: &SynOptions) -> Result<()> {
-        let (tcp, running) = self.target.tcp(self.case.role, self.seed, syn)?;
+        let port = if self.case.needs_agent() {
+            STREAM_PORT
+        } else {
+            self.target.port
+        };
+        let (tcp, running) = self.target.tcp(self.case.role, port, self.seed, syn)?;
         self.running = running;
         self.stream = Some(Stream::new(
             tcp,
@@ -314,6 +509,9 @@ impl Script<'_> {
         if let Some((_, value)) = self.params.iter().find(|(n, _)| n == name) {
             let digits = value.strip_prefix("0x");
             return Ok(digits.map_or_else(|| value.parse(), |d| u64::from_str_radix(d, 16))?);
+        }
+        if let Some(value) = self.places.get(name) {
+            return Ok(*value);
         }
         if name == "target.port" {
             return Ok(self.target.port.into());
@@ -420,6 +618,16 @@ impl Script<'_> {
                         Some(stream) => while stream.tcp.pump(until) {},
                         None => sleep(*time),
                     }
+                    true
+                }
+                StepKind::Window(octets) => {
+                    let octets = self.number(octets)?;
+                    self.stream()?.tcp.window = octets.min(u16::MAX.into()) as u16;
+                    true
+                }
+                StepKind::Agent { what, fields } => {
+                    let context = || format!("{}:{}: {}", case.file, step.line, step.source);
+                    self.command(what, fields).with_context(context)?;
                     true
                 }
                 StepKind::Connect(fields) => {
@@ -767,7 +975,9 @@ impl Script<'_> {
         }
         let good =
             options.crc == CrcField::Good && segment.opcode == opcode::WRITE && segment.tagged;
-        if let (Some(region), true) = (stream.region, good && !fields.contains_key("flip"))
+        // With an offset, TCP decides which of the octets are new.
+        let is_placed = good && !fields.contains_key("flip") && !fields.contains_key("offset");
+        if let (Some(region), true) = (stream.region, is_placed)
             && segment.stag == region.stag
         {
             let at = segment.to.wrapping_sub(region.base) as usize;
@@ -814,6 +1024,8 @@ impl Script<'_> {
             "connected" | "refused" => return self.want_connection(alternatives),
             "tcp" => return self.want_tcp(first),
             "acked" | "ack" => return self.want_ack(first),
+            "memory" => return self.want_memory(first),
+            "completion" => return self.want_completion(alternatives),
             _ if alternatives.iter().any(|a| a.name == "lives") => match self.stream()?.lives() {
                 Ok(()) => {
                     let lives = alternatives.iter().find(|a| a.name == "lives");

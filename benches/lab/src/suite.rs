@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::case::Case;
 use crate::script::{Outcome, Target, Verdict, mix, run};
+use crate::via::restart_by;
 
 /// A sane conversation counts for so long.
 const FRESH: Duration = Duration::from_secs(1);
+/// Time for a target to converse after it was started again.
+const RESTART: Duration = Duration::from_secs(60);
 
 pub struct Instance<'a> {
     pub case: &'a Case,
@@ -99,7 +102,9 @@ impl Suite<'_> {
             return Some((index, outcome));
         }
         let failing = self.failing.load(Ordering::Relaxed);
-        if let Err(reason) = self.sane(true) {
+        if let Err(reason) = self.sane(true)
+            && !self.restart()
+        {
             let mut outcome = Outcome::of(case, params);
             if failing {
                 self.lost()
@@ -118,7 +123,9 @@ impl Suite<'_> {
                 Verdict::Dead,
                 format!("the target does not converse after the case: {reason}"),
             );
-            self.bury(case.group());
+            if !self.restart() {
+                self.bury(case.group());
+            }
         }
         Some((index, outcome))
     }
@@ -148,7 +155,25 @@ impl Suite<'_> {
             return Ok(());
         }
         // Time in which the target's program may be started again.
-        let deadline = Instant::now() + self.target.patience * 3 / 2;
+        self.converse(Instant::now() + self.target.patience * 3 / 2)
+    }
+
+    /// Starts a dead target again; returns whether it converses then.
+    fn restart(&self) -> bool {
+        let Some(command) = &self.target.restart else {
+            return false;
+        };
+        if self.stopped.load(Ordering::Relaxed) {
+            return false;
+        }
+        if let Err(error) = restart_by(command) {
+            eprintln!("siw-lab: the target was not started again: {error:#}");
+            return false;
+        }
+        self.converse(Instant::now() + RESTART).is_ok()
+    }
+
+    fn converse(&self, deadline: Instant) -> Result<(), String> {
         loop {
             let number = self.conversations.fetch_add(1, Ordering::Relaxed);
             match self

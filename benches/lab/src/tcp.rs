@@ -22,7 +22,7 @@ const START_UP_WAIT: Duration = Duration::from_secs(3);
 /// Place of the checksum in a segment.
 const CHECKSUM: usize = 16;
 
-/// Window announced to the peer.
+/// Window announced to the peer, unless a case chooses another.
 const WINDOW: u16 = 65_535;
 
 /// A line of the ladder.
@@ -82,6 +82,8 @@ pub struct Tcp {
     pub snd_nxt: u32,
     pub snd_una: u32,
     pub rcv_nxt: u32,
+    /// Announced window; octets beyond it are dropped.
+    pub window: u16,
     /// MSS option of the peer's SYN.
     pub peer_mss: Option<u16>,
     out_of_order: BTreeMap<u32, (Vec<u8>, bool)>,
@@ -212,6 +214,7 @@ impl Tcp {
             snd_nxt: isn,
             snd_una: isn,
             rcv_nxt: 0,
+            window: WINDOW,
             peer_mss: None,
             out_of_order: BTreeMap::new(),
             data: Vec::new(),
@@ -225,7 +228,7 @@ impl Tcp {
     }
 
     fn header(&self) -> TcpHeader {
-        let mut header = TcpHeader::new(self.port, self.peer.port(), self.snd_nxt, WINDOW);
+        let mut header = TcpHeader::new(self.port, self.peer.port(), self.snd_nxt, self.window);
         header.ack = true;
         header.acknowledgment_number = self.rcv_nxt;
         header
@@ -442,7 +445,9 @@ impl Tcp {
 
     fn on_segment(&mut self, received: Received) {
         let Received {
-            header, payload, ..
+            header,
+            mut payload,
+            ..
         } = received;
         if header.rst {
             // Only an exact one ends the stream, as at any receiver (RFC 5961 section 3.2).
@@ -481,9 +486,21 @@ impl Tcp {
             }
             return;
         }
+        let mut fin = header.fin;
+        if self.window < WINDOW {
+            let end = self.rcv_nxt.wrapping_add(self.window.into());
+            let room = (end.wrapping_sub(header.sequence_number) as i32).max(0) as usize;
+            if payload.len() > room {
+                payload.truncate(room);
+                fin = false;
+            }
+            if payload.is_empty() && !fin {
+                return self.send_ack();
+            }
+        }
         self.data_segments += u32::from(!payload.is_empty());
         self.out_of_order
-            .insert(header.sequence_number, (payload, header.fin));
+            .insert(header.sequence_number, (payload, fin));
         while let Some((&seq, _)) = self
             .out_of_order
             .iter()
@@ -493,7 +510,8 @@ impl Tcp {
                 break;
             };
             let known = self.rcv_nxt.wrapping_sub(seq) as usize;
-            if known <= payload.len() {
+            // Nothing follows a FIN.
+            if known <= payload.len() && self.ending.is_none() {
                 self.data.extend(&payload[known..]);
                 self.rcv_nxt = seq.wrapping_add(payload.len() as u32);
                 if fin && self.ending.is_none() {

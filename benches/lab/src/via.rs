@@ -21,6 +21,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+use crate::agent::Agent;
 use crate::script::Running;
 
 pub const LAB_INTERFACE: &str = "lab0";
@@ -141,21 +142,31 @@ impl Programs {
         })
     }
 
+    /// Starts a program with siwd's libraries.
+    fn siwrun(&self, program: &Path, args: &str, log: &Path) -> Result<Child> {
+        let out = File::options().create(true).append(true).open(log)?;
+        let child = dying_with_the_lab("KILL", &self.folder.join("siwrun"))
+            .args([
+                "--socket",
+                "/dev/shm/siwd.sock",
+                "--links",
+                "/dev/shm/links",
+            ])
+            .arg(program)
+            .args(args.split_whitespace())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(out)
+            .process_group(0)
+            .spawn();
+        child.with_context(|| format!("cannot start siwrun {}", program.display()))
+    }
+
     fn rping(&self, args: &str, log: &Path) -> Result<Child> {
-        let (program, before): (_, &[&str]) = if self.has_rping {
-            (
-                "siwrun",
-                &[
-                    "--socket",
-                    "/dev/shm/siwd.sock",
-                    "--links",
-                    "/dev/shm/links",
-                    "rping",
-                ],
-            )
-        } else {
-            ("siw-ping", &["--socket", "/dev/shm/siwd.sock"])
-        };
+        if self.has_rping {
+            return self.siwrun(Path::new("rping"), args, log);
+        }
+        let (program, before) = ("siw-ping", ["--socket", "/dev/shm/siwd.sock"]);
         let out = File::options().create(true).append(true).open(log)?;
         let child = dying_with_the_lab("KILL", &self.folder.join(program))
             .args(before)
@@ -404,6 +415,64 @@ impl Drop for Siwd {
         }
         let _ = self.siwd.wait();
     }
+}
+
+/// Starts a client that connects to the lab by a shell command: the lab's address and port take the place of
+/// `{address}` and `{port}`.
+pub fn start_client_by(command: &str, log: &Path, lab: IpAddr, port: u16) -> Result<Running> {
+    let command = command
+        .replace("{address}", &lab.to_string())
+        .replace("{port}", &port.to_string());
+    let out = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("cannot write {}", log.display()))?;
+    let child = dying_with_the_lab("KILL", Path::new("sh"))
+        .args(["-c", &command])
+        .stdin(Stdio::null())
+        .stdout(out.try_clone()?)
+        .stderr(out)
+        .process_group(0)
+        .spawn();
+    Ok(Box::new(Ended(child.context("cannot start a shell")?)))
+}
+
+/// Port of the agent on this machine.
+const AGENT_PORT: u16 = 7470;
+
+/// Starts the agent's program on siwd and connects to it.
+pub fn start_agent(
+    programs: &Programs,
+    output: &Path,
+    program: &Path,
+    patience: Duration,
+) -> Result<(Running, Agent)> {
+    if !program.is_file() {
+        bail!("--agent {}: the program does not exist", program.display());
+    }
+    let program = program.canonicalize()?;
+    let log = output.join("agent.log");
+    let child = programs.siwrun(&program, &AGENT_PORT.to_string(), &log)?;
+    let running: Running = Box::new(Ended(child));
+    let address = (Ipv4Addr::LOCALHOST, AGENT_PORT).into();
+    let agent = Agent::connect(address, patience)
+        .with_context(|| format!("the agent's log: {}", log.display()))?;
+    Ok((running, agent))
+}
+
+/// Runs the shell command that starts a dead target again.
+pub fn restart_by(command: &str) -> Result<()> {
+    let status = Command::new("sh")
+        .args(["-c", command])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .context("cannot start a shell")?;
+    if !status.success() {
+        bail!("`{command}` ended with {status}");
+    }
+    Ok(())
 }
 
 /// Starts a client on siwd that connects to the lab.

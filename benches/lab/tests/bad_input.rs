@@ -70,6 +70,10 @@ fn a_wrong_command_line_is_refused() {
             "run --via siwd --siwd /nonesuch",
             "/nonesuch does not exist",
         ),
+        (
+            "run --via reference --agent 10.0.0.9:7470",
+            "--agent is for a target with RDMA verbs",
+        ),
         ("run --target 300.1.1.1", "invalid value"),
         ("explain XYZ-1", "case XYZ-1 does not exist"),
         ("check-cases /nonesuch", "cannot read /nonesuch"),

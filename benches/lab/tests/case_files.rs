@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use siw_lab::case::{built_in, parse};
+use siw_lab::expect::Peer;
 
 const HEAD: &str = "case X-1 \"title\"\nrfc 5041 7.1 MUST \"sentence\"\n";
 
@@ -74,7 +75,7 @@ fn errors_name_file_and_line() {
         ),
         (
             "start mpa",
-            "X-1.case:3: expected: start nothing, tcp, stream or region",
+            "X-1.case:3: expected: start nothing, tcp, stream, region, agent or asked",
         ),
         ("param n in 5..2", "X-1.case:3: 5..2 is no range like 0..15"),
         ("param n of 5", "X-1.case:3: expected: param NAME in VALUE"),
@@ -137,4 +138,27 @@ fn parameters_are_combined() {
     )
     .unwrap();
     assert_eq!(case.instances().len(), 6);
+}
+
+#[test]
+fn missing_cases_are_missing() {
+    let cases = built_in().unwrap();
+    for missing in siw_lab::catalogue::missing().unwrap() {
+        assert!(
+            cases.iter().all(|case| case.id != missing.case),
+            "{} exists: delete its line in benches/lab/catalogue",
+            missing.case
+        );
+    }
+}
+
+#[test]
+fn peer_files_are_right() {
+    let cases = built_in().unwrap();
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("peers")).unwrap() {
+        let peer = Peer::read(&entry.unwrap().path(), &cases).unwrap();
+        for expected in peer.expect {
+            assert!(!expected.reason.is_empty(), "{}", expected.case);
+        }
+    }
 }
