@@ -467,6 +467,78 @@ fn random_programs_of_calls_have_the_same_results_over_both_kinds_of_sockets() {
 /// Random programs that run in one process.
 const PROGRAMS_OF_RUN: u64 = 20;
 
+const BULK: &str = r#"
+enum { ROOM = 8 << 20 };
+static unsigned char out[ROOM], in[ROOM];
+
+static void await_events(int fd, short events)
+{
+    struct pollfd ready = { .fd = fd, .events = events };
+    CHECK(poll(&ready, 1, 20000) == 1);
+}
+
+/* Sends as much as one call takes, reads it, and returns its length. */
+static size_t send_once(int from, int to, unsigned round)
+{
+    for (size_t i = 0; i < ROOM; i++)
+        out[i] = (unsigned char)(i * 7 + (i >> 12) + round);
+    await_events(from, POLLOUT);
+    ssize_t sent = send(from, out, ROOM, MSG_DONTWAIT);
+    CHECK(sent > 0);
+    for (ssize_t got = 0; got < sent;) {
+        await_events(to, POLLIN);
+        ssize_t piece = recv(to, in + got, ROOM - got, MSG_DONTWAIT);
+        CHECK(piece > 0);
+        got += piece;
+    }
+    CHECK(memcmp(in, out, sent) == 0);
+    return sent;
+}
+
+static int option(int fd, int name)
+{
+    int value = -1;
+    CHECK(getsockopt(fd, SOL_SOCKET, name, &value, &(socklen_t){ sizeof value }) == 0);
+    return value;
+}
+
+int main(void)
+{
+    start_listening();
+    int accepted, made = connect_to_listener(&accepted);
+    int first = option(accepted, SO_RCVBUF);
+    for (int way = 0; way < 2; way++) {
+        int from = way ? accepted : made, to = way ? made : accepted;
+        size_t most = 0;
+        /* The last call takes all that both halves of the largest buffer have room for. */
+        for (unsigned round = 0; round < 200 && most < 1 << 20; round++) {
+            size_t sent = send_once(from, to, round);
+            most = sent > most ? sent : most;
+        }
+        CHECK(most >= 1 << 20);
+        CHECK(option(to, SO_RCVBUF) == 2 << 20 && option(from, SO_SNDBUF) == 2 << 20);
+        for (unsigned round = 0; round < 20; round++)
+            send_once(from, to, round);
+    }
+    CHECK(close(made) == 0 && close(accepted) == 0);
+    /* Buffers whose size the program has set do not grow. */
+    int size = 40000;
+    CHECK(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &size, sizeof size) == 0);
+    made = connect_to_listener(&accepted);
+    for (unsigned round = 0; round < 20; round++)
+        CHECK(send_once(made, accepted, round) <= (size_t)first);
+    CHECK(option(accepted, SO_RCVBUF) == 2 * size && option(made, SO_SNDBUF) == first);
+    return 0;
+}
+"#;
+
+/// A call that sends much is not cut into pieces of the first buffers, as with the kernel's: programs
+/// such as redis-benchmark copy the rest of their data at each call.
+#[test]
+fn buffers_of_a_stream_grow_with_its_use() {
+    run_preloaded(BULK);
+}
+
 /// A client that connects without waiting, and waits with edge-triggered events, as nginx does for its
 /// upstream servers.
 const EDGE_TRIGGERED_CLIENT: &str = r#"

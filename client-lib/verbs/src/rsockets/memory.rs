@@ -1,9 +1,12 @@
 //! The memory of a stream: one arena with incoming messages, the lists that the peer writes, the
-//! receive buffer and the send buffer.
+//! first receive buffer and the first send buffer. Streams that fill their buffers get larger ones, in
+//! regions of their own.
 
 use super::options::Sizes;
-use super::wire::{MAPPING_LEN, MESSAGE_LEN, WINDOW_LEN, WINDOWS};
+use super::wire::{MAPPING_LEN, MESSAGE_LEN, PeerWindow, WINDOW_LEN, WINDOWS};
 use siw::{Access, Arena, Context, Error, Mr, Pd, Sge};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A cache line: areas for bulk copies are aligned to it.
 const ALIGN: usize = 64;
@@ -35,11 +38,101 @@ impl Layout {
     }
 }
 
+/// Maximum length of all larger buffers of the process, in bytes. Streams beyond it keep the buffers
+/// that they have.
+const MOST_GROWN: usize = 256 << 20;
+static GROWN: AtomicUsize = AtomicUsize::new(0);
+
+/// A part of [`MOST_GROWN`], returned when dropped.
+struct GrownShare(usize);
+
+impl GrownShare {
+    fn take(length: usize) -> Option<GrownShare> {
+        let share = GrownShare(length);
+        let before = GROWN.fetch_add(length, Ordering::Relaxed);
+        (before + length <= MOST_GROWN).then_some(share)
+    }
+}
+
+impl Drop for GrownShare {
+    fn drop(&mut self) {
+        GROWN.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// A send or receive buffer, or a part of one; clones are the same memory.
+#[derive(Clone)]
+pub struct Buffer {
+    region: Arc<Mr>,
+    /// Offset in the region.
+    start: usize,
+    length: u32,
+    /// Key for the peer.
+    key: u32,
+    /// None for the buffers that every stream has.
+    _share: Option<Arc<GrownShare>>,
+}
+
+impl Buffer {
+    /// Allocates a larger buffer, in a region of its own. None if there is no memory for it.
+    pub fn grow(pd: &Pd, length: u32, access: Access) -> Option<Buffer> {
+        let share = Arc::new(GrownShare::take(length as usize)?);
+        let region = pd.alloc_mr(length as usize, access).ok()?;
+        Some(Buffer {
+            key: region.rkey(),
+            region: Arc::new(region),
+            start: 0,
+            length,
+            _share: Some(share),
+        })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u32 {
+        self.length
+    }
+
+    /// Its two halves.
+    pub fn halves(&self) -> [Buffer; 2] {
+        let half = self.length / 2;
+        [0, half].map(|offset| Buffer {
+            start: self.start + offset as usize,
+            length: half,
+            ..self.clone()
+        })
+    }
+
+    /// The buffer, for the peer to write to.
+    pub fn as_window(&self) -> PeerWindow {
+        PeerWindow {
+            address: self.region.addr() + self.start as u64,
+            key: self.key,
+            length: self.length,
+        }
+    }
+
+    /// A part of the buffer, for a work request.
+    pub fn sge(&self, offset: u32, length: u32) -> Sge {
+        self.region
+            .sge(self.start + offset as usize, length as usize)
+    }
+
+    /// Copies from the buffer.
+    pub fn read(&self, offset: u32, to: &mut [u8]) -> Result<(), Error> {
+        self.region.read(self.start + offset as usize, to)
+    }
+
+    /// Copies into the buffer.
+    pub fn write(&self, offset: u32, from: &[u8]) -> Result<(), Error> {
+        self.region.write(self.start + offset as usize, from)
+    }
+}
+
 /// The memory of a stream.
 pub struct StreamMemory {
     layout: Layout,
     /// The whole arena, for requests and copies of this side.
-    own: Mr,
+    own: Arc<Mr>,
     /// Memory that the peer may write: lists and receive buffer.
     remote: Mr,
 }
@@ -54,14 +147,34 @@ impl StreamMemory {
         let remote = pd.reg_mr(&arena, layout.windows..layout.send, access)?;
         Ok(StreamMemory {
             layout,
-            own,
+            own: Arc::new(own),
             remote,
         })
     }
 
-    /// Address of a byte of the receive buffer, for the peer.
-    pub fn receive_address(&self, offset: u32) -> u64 {
-        self.own.addr() + self.layout.receive as u64 + u64::from(offset)
+    fn buffer(&self, start: usize, end: usize) -> Buffer {
+        Buffer {
+            region: self.own.clone(),
+            start,
+            length: (end - start) as u32,
+            key: self.remote.rkey(),
+            _share: None,
+        }
+    }
+
+    /// The receive buffer that the stream begins with.
+    pub fn receive_buffer(&self) -> Buffer {
+        self.buffer(self.layout.receive, self.layout.send)
+    }
+
+    /// The send buffer that the stream begins with.
+    pub fn send_buffer(&self) -> Buffer {
+        self.buffer(self.layout.send, self.layout.end)
+    }
+
+    /// Protection domain of the stream.
+    pub fn pd(&self) -> &Pd {
+        self.own.pd()
     }
 
     /// Address of the list of windows, for the peer.
@@ -69,7 +182,7 @@ impl StreamMemory {
         self.own.addr() + self.layout.windows as u64
     }
 
-    /// Key of both, for the peer.
+    /// Key of the lists and the first receive buffer, for the peer.
     pub fn remote_key(&self) -> u32 {
         self.remote.rkey()
     }
@@ -77,12 +190,6 @@ impl StreamMemory {
     /// Buffer of an incoming message.
     pub fn message_sge(&self, index: u32) -> Sge {
         self.own.sge(index as usize * MESSAGE_LEN, MESSAGE_LEN)
-    }
-
-    /// Part of the send buffer.
-    pub fn send_sge(&self, offset: u32, length: u32) -> Sge {
-        let at = self.layout.send + offset as usize;
-        self.own.sge(at, length as usize)
     }
 
     /// Reads a received message.
@@ -112,15 +219,5 @@ impl StreamMemory {
         let at = self.layout.mappings + index * MAPPING_LEN;
         self.own.read(at, &mut bytes)?;
         Ok(bytes)
-    }
-
-    /// Copies from the receive buffer.
-    pub fn read_received(&self, offset: u32, to: &mut [u8]) -> Result<(), Error> {
-        self.own.read(self.layout.receive + offset as usize, to)
-    }
-
-    /// Copies into the send buffer.
-    pub fn write_outgoing(&self, offset: u32, from: &[u8]) -> Result<(), Error> {
-        self.own.write(self.layout.send + offset as usize, from)
     }
 }

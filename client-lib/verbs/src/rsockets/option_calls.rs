@@ -189,10 +189,14 @@ impl RsocketState {
     fn set_number(&mut self, level: c_int, name: c_int, value: c_int) -> Result<(), c_int> {
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
-                self.options.sizes.receive_buffer = buffer_size(value);
+                let sizes = &mut self.options.sizes;
+                sizes.receive_buffer = buffer_size(value);
+                sizes.most_receive_buffer = sizes.receive_buffer;
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
-                self.options.sizes.send_buffer = buffer_size(value);
+                let sizes = &mut self.options.sizes;
+                sizes.send_buffer = buffer_size(value);
+                sizes.most_send_buffer = sizes.send_buffer;
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) if value <= 0 => return Err(libc::EINVAL),
             _ if is_remembered(level, name) => {

@@ -24,12 +24,16 @@ pub struct Sizes {
     pub inline: u16,
     pub send_buffer: u32,
     pub receive_buffer: u32,
+    /// Up to these sizes the buffers grow with their use; those that a program has set do not grow.
+    pub most_send_buffer: u32,
+    pub most_receive_buffer: u32,
     /// Entries for memory of this side that is mapped for the peer.
     pub mappings: u16,
 }
 
 impl Default for Sizes {
-    /// librdmacm's defaults.
+    /// librdmacm's defaults. It has no growing buffers: their limits are of the size of the kernel's
+    /// (`tcp_rmem` and `tcp_wmem` in tcp(7)).
     fn default() -> Sizes {
         Sizes {
             send_queue: 384,
@@ -37,6 +41,8 @@ impl Default for Sizes {
             inline: 64,
             send_buffer: 1 << 17,
             receive_buffer: 1 << 17,
+            most_send_buffer: 1 << 21,
+            most_receive_buffer: 1 << 21,
             mappings: 0,
         }
     }

@@ -1,13 +1,15 @@
 //! Sending of a stream: data by RDMA WRITE into the peer's window, followed by a message; credits
 //! for the peer; the end of the stream.
 
+use super::memory::Buffer;
 use super::options::{CONTROL_MESSAGES, MOST_INLINE, Sizes};
 use super::stream::Stream;
 use super::vectors::SourceBuffers;
 use super::wire::{
     ConnectionData, MAPPING_LEN, PeerMapping, PeerWindow, StreamMessage, WINDOW_LEN, WINDOWS,
 };
-use siw::{Error, SendData, SendWr, Sge, WrFlags};
+use siw::{Access, Error, SendData, SendWr, Sge, WrFlags};
+use std::collections::VecDeque;
 
 /// Receive work requests of the peer reserved for control messages, which use no credits.
 const SPARE_CREDITS: u16 = 4;
@@ -50,10 +52,14 @@ impl Holds {
 
 /// The sending side of a stream.
 pub struct StreamSender {
-    /// Offset of the next byte in the send buffer.
+    /// The send buffer, a ring: offset of the next byte, and free bytes.
+    buffer: Buffer,
     at: u32,
     free: u32,
-    capacity: u32,
+    /// Maximum length of the buffer.
+    most: u32,
+    /// Smaller buffers before it, with their bytes that are being sent.
+    replaced: VecDeque<(Buffer, u32)>,
     places: u32,
     all_places: u32,
     control_left: u32,
@@ -81,11 +87,13 @@ pub enum Blocked {
 
 impl StreamSender {
     /// Creates a sender without data.
-    pub fn new(sizes: &Sizes) -> StreamSender {
+    pub fn new(sizes: &Sizes, buffer: Buffer) -> StreamSender {
         StreamSender {
             at: 0,
-            free: sizes.send_buffer,
-            capacity: sizes.send_buffer,
+            free: buffer.len(),
+            buffer,
+            most: sizes.most_send_buffer,
+            replaced: VecDeque::new(),
             places: sizes.send_queue.into(),
             all_places: sizes.send_queue.into(),
             control_left: CONTROL_MESSAGES,
@@ -110,14 +118,41 @@ impl StreamSender {
     /// Frees the resources of a completed request, whether successful or failed.
     pub fn on_completion(&mut self, id: u64) {
         let held = Holds::of_id(id);
-        self.free += held.bytes;
+        let mut bytes = held.bytes;
+        // Requests complete in the order of their posting.
+        while let Some((_, left)) = self.replaced.front_mut() {
+            let freed = bytes.min(*left);
+            (*left, bytes) = (*left - freed, bytes - freed);
+            if *left > 0 {
+                break;
+            }
+            self.replaced.pop_front();
+        }
+        self.free += bytes;
         self.places += held.places;
         self.control_left += u32::from(held.control);
     }
 
     /// Bytes of the send buffer in use. Inline data does not count.
     pub fn outstanding(&self) -> usize {
-        (self.capacity - self.free) as usize
+        let replaced: u32 = self.replaced.iter().map(|(_, left)| left).sum();
+        (self.buffer.len() - self.free + replaced) as usize
+    }
+
+    /// Length of the send buffer in bytes.
+    pub fn capacity(&self) -> u32 {
+        self.buffer.len()
+    }
+
+    /// Replaces the buffer by a larger one.
+    fn replace_buffer(&mut self, buffer: Buffer) {
+        let length = buffer.len();
+        let old = std::mem::replace(&mut self.buffer, buffer);
+        let outstanding = old.len() - self.free;
+        if outstanding > 0 {
+            self.replaced.push_back((old, outstanding));
+        }
+        (self.at, self.free) = (0, length);
     }
 
     /// Checks that no request is outstanding.
@@ -127,7 +162,7 @@ impl StreamSender {
 
     fn has_room(&self) -> bool {
         self.places >= 2
-            && self.free >= LOW_WATER.min(self.capacity)
+            && self.free >= LOW_WATER.min(self.buffer.len())
             && self.credits.wrapping_sub(self.sequence) > SPARE_CREDITS
             // A credit limit behind the sequence number would wrap around.
             && self.credits.wrapping_sub(self.sequence) < 1 << 15
@@ -169,7 +204,23 @@ impl Stream {
         };
         self.send.window = PeerWindow::from_bytes(&bytes);
         self.send.next_window = (index + 1) % WINDOWS;
+        self.fit_to_windows();
         self.memory.clear_window(index).is_ok()
+    }
+
+    /// Grows the send buffer with the windows of the peer: a call can then send as much as both have
+    /// room for.
+    fn fit_to_windows(&mut self) {
+        let both = self.send.window.length.saturating_mul(2);
+        let length = both.min(self.send.most);
+        if length <= self.send.capacity() {
+            return;
+        }
+        match Buffer::grow(self.memory.pd(), length, Access::LOCAL_WRITE) {
+            Some(buffer) => self.send.replace_buffer(buffer),
+            None => self.send.most = self.send.capacity(),
+        }
+        self.sizes.send_buffer = self.send.capacity();
     }
 
     /// Sends a piece of the data, as long as possible.
@@ -220,7 +271,7 @@ impl Stream {
         if !self.writable {
             return Err(Blocked::Closed);
         }
-        if self.send.places < 2 || self.send.free < LOW_WATER.min(self.send.capacity) {
+        if self.send.places < 2 || self.send.free < LOW_WATER.min(self.send.capacity()) {
             return Err(Blocked::Full);
         }
         let within = offset - mapping.offset;
@@ -272,20 +323,21 @@ impl Stream {
     /// Copies into the send buffer, a ring; returns two parts, of which the second may be empty.
     fn copy_out(&mut self, data: &mut SourceBuffers<'_>, length: u32) -> Result<[Sge; 2], Error> {
         let at = self.send.at;
-        let first = length.min(self.send.capacity - at);
+        let capacity = self.send.capacity();
+        let first = length.min(capacity - at);
         for (offset, part) in [(at, first), (0, length - first)] {
             let mut done = 0;
             while done < part {
                 let piece = data.take((part - done) as usize);
-                self.memory.write_outgoing(offset + done, piece)?;
+                self.send.buffer.write(offset + done, piece)?;
                 done += piece.len() as u32;
             }
         }
         self.send.free -= length;
-        self.send.at = (at + length) % self.send.capacity;
+        self.send.at = (at + length) % capacity;
         Ok([
-            self.memory.send_sge(at, first),
-            self.memory.send_sge(0, length - first),
+            self.send.buffer.sge(at, first),
+            self.send.buffer.sge(0, length - first),
         ])
     }
 
@@ -326,12 +378,8 @@ impl Stream {
         };
         self.send.control_left -= 1;
         let message = StreamMessage::Credits(self.receive.grant_credits());
-        let posted = if self.receive.owes_window() {
-            let window = PeerWindow {
-                address: self.memory.receive_address(self.receive.grant_window()),
-                key: self.memory.remote_key(),
-                length: self.sizes.receive_buffer / 2,
-            };
+        let posted = if let Some(window) = self.receive.grant_window(self.memory.pd()) {
+            self.sizes.receive_buffer = self.receive.capacity();
             let index = self.send.next_peer_window;
             self.send.next_peer_window = (index + 1) % peer.windows.length.max(1);
             let to = Target {

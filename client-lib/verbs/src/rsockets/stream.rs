@@ -13,7 +13,6 @@ use crate::rdmacm::devices::Devices;
 use siw::{CompletionChannel, Cq, Error, Qp, QpInit, RecvWr, Wc, WcStatus};
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Completions taken at once.
 const BATCH: usize = 32;
@@ -69,9 +68,9 @@ impl Stream {
             qp,
             cq,
             channel,
+            send: StreamSender::new(&sizes, memory.send_buffer()),
+            receive: StreamReceiver::new(&sizes, &memory.receive_buffer()),
             memory,
-            send: StreamSender::new(&sizes),
-            receive: StreamReceiver::new(&sizes),
             to_repost: (0..sizes.receives()).collect(),
             sizes,
             readable: false,
@@ -97,11 +96,7 @@ impl Stream {
                 key,
                 length: WINDOWS as u32,
             },
-            data: PeerWindow {
-                address: self.memory.receive_address(0),
-                key,
-                length: self.sizes.receive_buffer / 2,
-            },
+            data: self.receive.first_window(),
         }
     }
 
@@ -210,9 +205,9 @@ impl Stream {
         was_armed
     }
 
-    /// Takes the pending events.
+    /// Takes the pending event: each arming raises at most one.
     pub fn take_events(&mut self) {
-        while self.channel.get_event(Some(Duration::ZERO)).is_ok() {
+        if self.armed && matches!(self.channel.try_get_event(), Ok(Some(_))) {
             self.armed = false;
         }
     }
