@@ -1,4 +1,4 @@
-//! Writes CONFORMANCE.md: `cargo run -p siw-iwarp --example conformance`.
+//! Writes TESTS.md: `cargo run -p siw-iwarp --example conformance`.
 //!
 //! Runs the numbered tests, those of this crate and those against a running siwd (which need root).
 //! If one fails or is skipped, the file is left unchanged, so it never shows a pass for a test that
@@ -29,13 +29,12 @@ fn main() -> std::io::Result<()> {
         }
         if !wrong.is_empty() {
             let count = wrong.len();
-            let text =
-                format!("{count} tests failed or were skipped; CONFORMANCE.md stays as it is");
+            let text = format!("{count} tests failed or were skipped; TESTS.md stays as it is");
             return Err(std::io::Error::other(text));
         }
     }
     let report = conformance::render();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("CONFORMANCE.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("TESTS.md");
     std::fs::write(path, &report)?;
     println!("{}", report.lines().last().unwrap_or_default());
     Ok(())

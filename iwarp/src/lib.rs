@@ -1,6 +1,6 @@
 //! iWARP without I/O: MPA, DDP, RDMAP and the queue-pair state machine (RFC 5040, 5041, 5044, 6581,
 //! 7306). `PROTOCOL.md` in this crate's directory gathers the facts that comments cite;
-//! `CONFORMANCE.md` lists the numbered cases.
+//! `TESTS.md` lists the numbered tests, `CONFORMANCE.md` the verdicts of siw-lab.
 //!
 //! The crate has no TCP, no clock and no device. The daemon's worker drives [`QueuePair`] and the MPA
 //! state machines with in-order bytes, acknowledgements and doorbells, and passes the records that

@@ -1,4 +1,4 @@
-//! The conformance list is complete, and CONFORMANCE.md matches the tests.
+//! The list of numbered tests is complete, and TESTS.md matches the tests.
 #[path = "common/conformance.rs"]
 mod conformance;
 use std::collections::BTreeMap;
@@ -36,11 +36,11 @@ fn numbers_are_read_from_the_names_of_tests() {
 #[test]
 fn report_is_in_step_with_the_tests() {
     let want = render();
-    let have = include_str!("../CONFORMANCE.md");
+    let have = include_str!("../TESTS.md");
     assert!(
         have == want,
         "run `cargo run -p siw-iwarp --example conformance` (without root: `-- --names-only`) and \
-         commit CONFORMANCE.md"
+         commit TESTS.md"
     );
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use siw_lab::case::{built_in, parse};
+use siw_lab::conformance;
 use siw_lab::expect::Peer;
 
 const HEAD: &str = "case X-1 \"title\"\nrfc 5041 7.1 MUST \"sentence\"\n";
@@ -150,6 +151,19 @@ fn missing_cases_are_missing() {
             missing.case
         );
     }
+}
+
+/// The file says what a run without news would: `siw-lab conformance` writes it from such a run.
+#[test]
+fn conformance_of_siwd_is_current() {
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let peer = Peer::read(&lab.join("peers/siwd.toml"), &built_in().unwrap()).unwrap();
+    let wanted = conformance::expected(built_in().unwrap(), &peer).unwrap();
+    let have = std::fs::read_to_string(lab.join("../../iwarp/CONFORMANCE.md")).unwrap();
+    assert!(
+        have == wanted,
+        "run `deploy/lab/full --publish siwd` and commit iwarp/CONFORMANCE.md"
+    );
 }
 
 #[test]

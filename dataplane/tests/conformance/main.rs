@@ -1,6 +1,6 @@
-//! The numbered conformance list of iWARP, byte by byte against a running siwd over a DPDK port: a
+//! The numbered tests of iWARP, byte by byte against a running siwd over a DPDK port: a
 //! hand-written peer sends the octets from the RFCs and checks the answers. A test named `c27_...`
-//! covers number 27; `iwarp/CONFORMANCE.md` has the list.
+//! covers number 27; `iwarp/TESTS.md` has the list.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -20,8 +20,8 @@ use proc_macro2::{TokenStream, TokenTree};
 use crate::counts::Place;
 
 /// Documents whose names are not checked: the history names code that no longer exists, and a test
-/// of `iwarp` compares the list of conformance cases with the code.
-const UNCHECKED_NAMES: [&str; 2] = ["CHANGELOG.md", "iwarp/CONFORMANCE.md"];
+/// of `iwarp` compares the list of numbered tests with the code.
+const UNCHECKED_NAMES: [&str; 2] = ["CHANGELOG.md", "iwarp/TESTS.md"];
 
 /// Types of the standard library and of C that documents may name.
 const FOREIGN_NAMES: [&str; 6] = ["Vec", "Option", "Result", "String", "Send", "Sync"];

@@ -1,4 +1,4 @@
-//! The numbered conformance list: the subject of each number, and siwd's behaviour. The tests of a
+//! The list of numbered tests: the subject of each number, and siwd's behaviour. The tests of a
 //! number are those whose names start with it: `c55_c56_...`, `c68_to_c72_...`.
 
 use std::collections::BTreeMap;
@@ -388,10 +388,11 @@ pub fn numbers_of(name: &str) -> Vec<u32> {
 }
 
 const HEADER: &str = "\
-# Conformance of siwd
+# Numbered tests of siwd's protocol
 
-Written by `cargo run -p siw-iwarp --example conformance`, which runs the tests; a test checks it
-against the list of cases and the names of the tests. Codes are layer/type/code of the Terminate.
+`CONFORMANCE.md` has the verdicts of siw-lab, which judges from outside. These tests also see the memory, the
+completions and the events of siwd's own side. Written by `cargo run -p siw-iwarp --example conformance`, which
+runs them; a test checks the list against the names of the tests. Codes are layer/type/code of the Terminate.
 Tests against a running siwd (`dataplane/tests/conformance`) use a scripted peer that sends octets
 over a DPDK tap port and compares the response; those against the crate (`iwarp/`) use no device.
 `PROTOCOL.md` lists the open points of the RFCs and siwd's choices.
@@ -400,7 +401,7 @@ over a DPDK tap port and compares the response; those against the crate (`iwarp/
 |---|---|---|---|---|---|---|
 ";
 
-/// Renders CONFORMANCE.md. Every case that has tests is marked "pass": a failing test fails its
+/// Renders TESTS.md. Every case that has tests is marked "pass": a failing test fails its
 /// suite, and CI allows no skipped tests.
 pub fn render() -> String {
     let tests = NumberedTests::find();
