@@ -44,7 +44,22 @@ fn is_possible(needed: &str) -> bool {
     true
 }
 
-/// Runs the smoke profile over a link.
+/// Compiles the agent into a folder.
+fn agent(folder: &Path) -> PathBuf {
+    let program = folder.join("siw-lab-agent");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("agent/siw-lab-agent.c");
+    let compiled = Command::new("cc")
+        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+        .args([&program, &source])
+        .args(["-libverbs", "-lrdmacm"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{said}");
+    program
+}
+
+/// Runs the smoke profile, and the cases with the agent, over a link.
 fn smoke(link: &str, needed: &str) {
     if !is_possible(needed) {
         return;
@@ -68,6 +83,8 @@ fn smoke(link: &str, needed: &str) {
             "--siwd",
         ])
         .arg(siwd)
+        .arg("--agent")
+        .arg(agent(output.path()))
         .arg("--expect")
         .arg(peer)
         .arg("--output")
