@@ -30,4 +30,5 @@ mod sysfs_files;
 mod turn_times;
 mod user_shares;
 mod wake_descriptor;
+mod worker_filter;
 mod workers;
