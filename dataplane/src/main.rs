@@ -53,6 +53,10 @@ struct DaemonArgs {
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
 
+    /// Print the JSON schema of the configuration file, for editors.
+    #[arg(long, exclusive = true)]
+    schema: bool,
+
     /// Print the ready line and the result of --check as JSON.
     #[arg(long)]
     json: bool,
@@ -71,6 +75,10 @@ enum DaemonCommand {
 pub(crate) fn main() -> ExitCode {
     siw_heap::keep_free_memory();
     let args = DaemonArgs::parse();
+    if args.schema {
+        println!("{:#}", siwd::config::configuration_schema());
+        return ExitCode::SUCCESS;
+    }
     if let Err(error) = siwd::host::log_to_stderr(&args.log, args.log_format) {
         eprintln!("siwd: {error}");
         return ExitCode::from(2);

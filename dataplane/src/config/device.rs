@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
 use dpdk::{DriverTraits, XdpLink};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
@@ -13,7 +14,7 @@ use super::{
 };
 
 /// Whether an FPDU carries a CRC32c (RFC 5044, section 7.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CrcSetting {
     /// Not requested; used when the peer requests it.
@@ -25,7 +26,7 @@ pub enum CrcSetting {
 }
 
 /// TCP checksum computation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ChecksumPolicy {
     /// By the port if it can. On the embedded pair checksums are left out, because its frames never
@@ -36,7 +37,7 @@ pub enum ChecksumPolicy {
 }
 
 /// TCP segmentation offload (TSO) by the port; a pair carries super-segments unsegmented.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TsoPolicy {
     /// If the port supports it.
@@ -48,7 +49,7 @@ pub enum TsoPolicy {
 }
 
 /// Use of the iWARP port mapper.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PortMapPolicy {
     /// Connects ask the peer's mapper, and requests for siwd's listeners are answered.
@@ -59,7 +60,7 @@ pub enum PortMapPolicy {
 }
 
 /// Transmit path of the payload of WRITE and SEND.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TxPayloadPolicy {
     /// The faster way measured for this kind of link, provided that it can never invalidate a CRC:
@@ -73,7 +74,7 @@ pub enum TxPayloadPolicy {
 }
 
 /// Copy mode of an AF_XDP socket between the interface and siwd's packet buffers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum XdpCopySetting {
     /// Zero-copy if the NIC's driver supports it, otherwise copies by the kernel.
@@ -98,10 +99,11 @@ const MAX_PAIR_MTU: u16 = u16::MAX;
 const MAX_LOSS: f64 = 0.5;
 
 /// One `[[device]]`.
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
     /// Verbs device name: siw0.
+    #[schemars(with = "DeviceName")]
     pub name: Spanned<DeviceName>,
     /// Two devices that name the same pair are joined by two DPDK rings.
     pub pair: Option<String>,
@@ -112,6 +114,7 @@ pub struct DeviceConfig {
     pub pci: Option<PciAddress>,
     /// A network interface that stays with the kernel (AF_XDP): siwd receives the frames to the
     /// device's addresses, the kernel all others.
+    #[schemars(with = "Option<InterfaceName>")]
     pub af_xdp: Option<Spanned<InterfaceName>>,
     /// Copy mode of `af_xdp`.
     #[serde(default = "default_xdp_copy")]
@@ -123,21 +126,27 @@ pub struct DeviceConfig {
     /// Ethernet address; absent: that of the port, or one derived from the name.
     pub mac: Option<MacAddress>,
     /// Addresses with prefix length: "10.77.0.1/24", "fd77::1/64".
+    #[schemars(with = "Vec<Cidr>")]
     pub addresses: Spanned<Vec<Cidr>>,
     /// IPv4 router for other networks.
+    #[schemars(with = "Option<Ipv4Addr>")]
     pub gateway: Option<Spanned<Ipv4Addr>>,
     /// IPv6 router for other networks.
+    #[schemars(with = "Option<Ipv6Addr>")]
     pub gateway6: Option<Spanned<Ipv6Addr>>,
     /// Networks behind routers other than the gateway; the longest prefix wins.
     #[serde(default)]
     pub routes: Vec<RouteConfig>,
     /// IP bytes in a frame: 1280 (576 without IPv6) to 9000, on a pair up to 65535.
     #[serde(default = "default_mtu")]
+    #[schemars(with = "u16")]
     pub mtu: Spanned<u16>,
     /// 802.1Q tag, 1 to 4094.
+    #[schemars(with = "Option<u16>")]
     pub vlan: Option<Spanned<u16>>,
     /// Number of workers that serve the device; absent: all. Workers beyond the port's queues
     /// receive and send through the other workers.
+    #[schemars(with = "Option<u16>")]
     pub queues: Option<Spanned<u16>>,
     /// Use of the iWARP port mapper.
     #[serde(default)]
@@ -148,6 +157,7 @@ pub struct DeviceConfig {
     /// TSO: the port segments super-segments of whole FPDUs, or, as a pair does, carries them
     /// unsegmented. Requires checksum offload.
     #[serde(default = "default_tso")]
+    #[schemars(with = "TsoPolicy")]
     pub tso: Spanned<TsoPolicy>,
     /// Share of the frames that a pair loses at random, from 0 to 0.5.
     #[serde(default = "default_loss")]
@@ -156,21 +166,28 @@ pub struct DeviceConfig {
     #[serde(default = "default_tx_payload")]
     pub tx_payload: TxPayloadPolicy,
     /// Descriptors of each receive ring; absent: 1024. The driver may adjust it.
+    #[schemars(with = "Option<u16>")]
     pub rx_descriptors: Option<Spanned<u16>>,
     /// Descriptors of each transmit ring; absent: 1024. The driver may adjust it.
+    #[schemars(with = "Option<u16>")]
     pub tx_descriptors: Option<Spanned<u16>>,
     /// Number of free descriptors at which a receive ring is refilled; absent: the driver's
     /// default.
+    #[schemars(with = "Option<u16>")]
     pub rx_free_threshold: Option<Spanned<u16>>,
     /// Number of free descriptors below which sent buffers are freed; absent: the driver's default.
+    #[schemars(with = "Option<u16>")]
     pub tx_free_threshold: Option<Spanned<u16>>,
     /// Name of the TAP interface that siwd creates to share the device with the kernel; absent:
     /// siwd uses the device alone.
+    #[schemars(with = "Option<InterfaceName>")]
     pub host_interface: Option<Spanned<InterfaceName>>,
     /// Addresses of the TAP interface; absent: those of the device, which the kernel then shares.
+    #[schemars(with = "Option<Vec<Cidr>>")]
     pub host_addresses: Option<Spanned<Vec<Cidr>>>,
     /// TCP ports for siwd's connects from shared addresses. siwd keeps the kernel from using them.
     #[serde(default = "default_host_ports")]
+    #[schemars(with = "PortRange")]
     pub host_ports: Spanned<PortRange>,
     /// Follow the kernel's routes and neighbours on the interface.
     #[serde(default)]
@@ -215,12 +232,13 @@ fn default_checksum() -> ChecksumPolicy {
 }
 
 /// A route: `{ to = "10.80.0.0/16", via = "10.77.0.254" }`.
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RouteConfig {
     /// Destinations.
     pub to: Cidr,
     /// A router on one of the device's networks.
+    #[schemars(with = "IpAddr")]
     pub via: Spanned<IpAddr>,
 }
 

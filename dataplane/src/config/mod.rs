@@ -6,6 +6,7 @@
 mod device;
 mod mpa;
 mod process;
+mod schema;
 mod tcp;
 mod values;
 
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use toml::Spanned;
@@ -27,6 +29,7 @@ pub use process::{
     IovaSetting, LimitsConfig, ProcessMemoryPolicy, SocketPathError, WorkersConfig,
     check_socket_path,
 };
+pub use schema::configuration_schema;
 pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
 pub use values::{
     ByteSize, Cidr, DeviceName, FileMode, InterfaceName, MacAddress, PciAddress, PortRange,
@@ -68,11 +71,12 @@ pub enum ConfigError {
 }
 
 /// The whole configuration file.
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// One entry per NIC.
     #[serde(rename = "device")]
+    #[schemars(with = "Vec<DeviceConfig>")]
     pub devices: Vec<Spanned<DeviceConfig>>,
     /// Cores and idle policy.
     #[serde(default)]

@@ -3,13 +3,14 @@
 
 use std::ops::Range;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::CrcSetting;
 
 /// A ready-to-run frame announced to the peer (RFC 6581, section 9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RtrName {
     /// Zero-length Send.
@@ -21,7 +22,7 @@ pub enum RtrName {
 }
 
 /// MPA markers (RFC 5044, section 4.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MarkersName {
     /// A peer that requests them is refused.
@@ -33,7 +34,7 @@ pub enum MarkersName {
 }
 
 /// Out-of-order placement (RFC 5041, section 5.2), of FPDUs with a valid CRC only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OutOfOrderName {
     /// Everything is placed in order.
@@ -47,7 +48,7 @@ pub enum OutOfOrderName {
 }
 
 /// Layout of the first octet of a Terminate (RFC 5040, section 4.8).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TerminateName {
     /// Layer in the high half of the first octet, as the RFC specifies.
@@ -57,7 +58,7 @@ pub enum TerminateName {
 }
 
 /// Defaults for known peers with special needs. Explicit settings override the preset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MpaPreset {
     /// Linux siw: no markers, Terminates in siw's layout, and a wake-up for a silent peer.
@@ -75,10 +76,12 @@ pub enum MpaPreset {
 
 /// `[device.mpa]`, with presets and defaults applied. The defaults suit all known peers except
 /// servers on Linux siw: see [`wake_silent_peer_ms`](Self::wake_silent_peer_ms).
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(from = "MpaTable")]
+#[schemars(!from, default, deny_unknown_fields, transform = add_preset)]
 pub struct MpaSettings {
     /// Highest MPA revision offered and accepted: 1 or 2.
+    #[schemars(with = "u8")]
     pub revision: Spanned<u8>,
     /// CRC policy.
     pub crc: CrcSetting,
@@ -93,10 +96,13 @@ pub struct MpaSettings {
     /// Layout of Terminates.
     pub terminate: TerminateName,
     /// Maximum number of inbound RDMA Reads granted (IRD).
+    #[schemars(with = "u16")]
     pub ird: Spanned<u16>,
     /// Maximum number of outbound RDMA Reads requested (ORD).
+    #[schemars(with = "u16")]
     pub ord: Spanned<u16>,
     /// Maximum length of a peer's private data, in bytes; RFC 5044 allows 512.
+    #[schemars(with = "u16")]
     pub private_data: Spanned<u16>,
     /// MSN of the first message of each queue, in both directions: 1 in RFC 5041, section 4.3.
     /// Other values test the wrap-around of MSNs, with a peer that starts at the same value.
@@ -144,6 +150,15 @@ struct MpaTable {
     request_timeout_ms: Option<u32>,
     reply_timeout_ms: Option<u32>,
     accept_timeout_ms: Option<u32>,
+}
+
+/// Adds the key `preset`, which is applied when the table is read, to the table's schema.
+fn add_preset(table: &mut Schema) {
+    let keys = table.get_mut("properties");
+    if let Some(keys) = keys.and_then(|keys| keys.as_object_mut()) {
+        let preset = MpaPreset::json_schema(&mut SchemaGenerator::default());
+        keys.insert("preset".to_owned(), preset.to_value());
+    }
 }
 
 impl Default for MpaSettings {

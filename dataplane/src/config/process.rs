@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Spanned;
@@ -11,7 +12,7 @@ use toml::Spanned;
 use super::{ByteSize, FileMode};
 
 /// Behaviour of a worker without work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IdlePolicy {
     /// Poll continuously: lowest latency, uses a whole core.
@@ -21,10 +22,11 @@ pub enum IdlePolicy {
 }
 
 /// `[workers]`
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkersConfig {
     /// The cores that workers are pinned to, one worker each.
+    #[schemars(with = "Vec<usize>")]
     pub cores: Spanned<Vec<usize>>,
     /// Behaviour of an idle worker.
     pub idle: IdlePolicy,
@@ -51,7 +53,7 @@ impl Default for WorkersConfig {
 
 /// `[limits]`: resources of one client, of all clients of a user (uid), and of all clients
 /// together.
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {
     /// Clients connected at once.
@@ -236,7 +238,7 @@ fn sysfs_interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u
 /// Users whose registered memory workers may access although its page faults can block: files of the
 /// client, into which it can punch holes, and the rest of its address space, which workers copy with
 /// system calls (FUSE, userfaultfd).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessMemoryPolicy {
     /// None: registration of memory that has to be copied is refused. Files of root and the daemon's own
@@ -249,7 +251,7 @@ pub enum ProcessMemoryPolicy {
 }
 
 /// `[control]`
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ControlSocketConfig {
     /// Path of the Unix socket that clients connect to; by default
@@ -292,9 +294,11 @@ impl Default for ControlSocketConfig {
         ControlSocketConfig {
             socket: siw_shm::control::default_socket(),
             mode: FileMode(0o660),
+    #[schemars(with = "Option<String>")]
             group: None,
             operators: None,
             process_memory: ProcessMemoryPolicy::Trusted,
+    #[schemars(with = "Option<String>")]
             hello_timeout_ms: 5000,
             sysfs_counters_ms: None,
         }
@@ -302,7 +306,7 @@ impl Default for ControlSocketConfig {
 }
 
 /// Use of hugepages for the daemon's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HugepagePolicy {
     /// Use them if enough are free, otherwise normal pages with a warning.
@@ -314,7 +318,7 @@ pub enum HugepagePolicy {
 }
 
 /// `[dpdk]`
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DpdkConfig {
     /// Hugepage policy for packet buffers and arenas.
@@ -331,7 +335,7 @@ pub struct DpdkConfig {
 }
 
 /// Addresses that NICs use for DMA.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IovaSetting {
     /// Physical addresses if one of the NICs has no IOMMU, virtual addresses otherwise.
@@ -362,6 +366,7 @@ const OWN_EAL_ARGS: [&str; 15] = [
 ];
 /// The same of one letter.
 const OWN_EAL_LETTERS: &str = "lcmabh";
+    #[schemars(with = "Vec<String>")]
 
 impl DpdkConfig {
     /// Refuses arguments that contradict siwd's own.
@@ -406,7 +411,7 @@ impl Default for DpdkConfig {
 }
 
 /// DPDK's own log level.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EalLog {
     /// Errors only.
@@ -422,7 +427,7 @@ pub enum EalLog {
 }
 
 /// `[capture]`
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CaptureConfig {
     /// The pcapng file to write (replaced at start).

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use siw_tcp::{CongestionControl, Keepalive, NeighbourConfig, StackConfig};
 use toml::Spanned;
@@ -10,7 +11,7 @@ use toml::Spanned;
 use super::ByteSize;
 
 /// Congestion control by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CongestionName {
     /// RFC 9438.
@@ -22,7 +23,7 @@ pub enum CongestionName {
 }
 
 /// `[device.tcp]`
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TcpSettings {
     /// Congestion control.
@@ -34,31 +35,42 @@ pub struct TcpSettings {
     /// Offer selective acknowledgements (RFC 2018).
     pub sack: bool,
     /// Minimum retransmission timeout in milliseconds (below the 1 s of RFC 6298, for fabrics).
+    #[schemars(with = "u32")]
     pub rto_min_ms: Spanned<u32>,
     /// Retransmission timeout in milliseconds before the first round trip is measured (RFC 6298,
     /// section 2.1).
+    #[schemars(with = "u32")]
     pub rto_initial_ms: Spanned<u32>,
     /// Receive window of one connection. Absent: 1 MiB, and 256 KiB on a pair, where the round-trip
     /// time is short and a larger window only overflows the processor's cache.
+    #[schemars(with = "Option<ByteSize>")]
     pub receive_window: Option<Spanned<ByteSize>>,
     /// Segments that a new connection may send at once (RFC 6928). Absent: 10, and 256 on a pair.
+    #[schemars(with = "Option<u32>")]
     pub initial_window: Option<Spanned<u32>>,
     /// Delayed acknowledgement in microseconds, below 500 000.
+    #[schemars(with = "u32")]
     pub delayed_ack_us: Spanned<u32>,
     /// Microseconds that the ACK of a message waits for the application's answer, on connections
     /// whose application usually answers within that time; below 1000; 0: the ACK does not wait.
+    #[schemars(with = "u32")]
     pub answer_wait_us: Spanned<u32>,
     /// Seconds that data may stay unacknowledged before the connection ends (RFC 9293
     /// section 3.8.3).
+    #[schemars(with = "u32")]
     pub user_timeout_s: Spanned<u32>,
     /// Seconds until a released connection is aborted if its peer has not acknowledged all data,
     /// even if the peer still responds.
+    #[schemars(with = "u32")]
     pub orphan_timeout_s: Spanned<u32>,
     /// Seconds of silence before a keepalive probe; absent: none.
+    #[schemars(with = "Option<u32>")]
     pub keepalive_s: Option<Spanned<u32>>,
     /// Seconds between keepalive probes; absent: `keepalive_s`, but at most 5.
+    #[schemars(with = "Option<u32>")]
     pub keepalive_interval_s: Option<Spanned<u32>>,
     /// Unanswered probes before the connection ends.
+    #[schemars(with = "u8")]
     pub keepalive_probes: Spanned<u8>,
     /// Retransmissions of a SYN or SYN-ACK.
     pub syn_retries: u8,
@@ -101,21 +113,27 @@ impl Default for TcpSettings {
 }
 
 /// `[device.neighbours]`: the neighbour table for ARP and NDP.
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NeighbourSettings {
     /// Maximum number of entries, resolved or not.
+    #[schemars(with = "u32")]
     pub entries: Spanned<u32>,
     /// Seconds that a resolved address is used before it is verified again.
+    #[schemars(with = "u32")]
     pub reachable_s: Spanned<u32>,
     /// Milliseconds between solicitations.
+    #[schemars(with = "u32")]
     pub retransmit_ms: Spanned<u32>,
     /// Unanswered solicitations before a neighbour counts as unreachable.
+    #[schemars(with = "u8")]
     pub probes: Spanned<u8>,
     /// Maximum number of unresolved entries requested by one client; absent: an eighth of
     /// `entries`.
+    #[schemars(with = "Option<u32>")]
     pub unresolved_per_client: Option<Spanned<u32>>,
     /// The same for all clients of one user; absent: a quarter of `entries`.
+    #[schemars(with = "Option<u32>")]
     pub unresolved_per_user: Option<Spanned<u32>>,
 }
 

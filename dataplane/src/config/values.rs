@@ -1,15 +1,28 @@
 //! Values written as text in the configuration. Each parse error shows an example of the format.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
 
+/// Reads and writes a value as text. The pattern is for editors; `FromStr` decides.
 macro_rules! from_text {
-    ($t:ty) => {
+    ($t:ty, $pattern:literal) => {
+        impl JsonSchema for $t {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($t).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "pattern": $pattern })
+            }
+        }
+
         impl<'de> Deserialize<'de> for $t {
             fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
                 let s = String::deserialize(d)?;
@@ -75,7 +88,7 @@ pub enum ValueError {
 /// A verbs device name: 1 to 63 letters, digits, `_` or `-`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DeviceName(pub String);
-from_text!(DeviceName);
+from_text!(DeviceName, "^[A-Za-z0-9_-]{1,63}$");
 
 impl FromStr for DeviceName {
     type Err = ValueError;
@@ -93,7 +106,10 @@ impl FromStr for DeviceName {
 /// A PCI address, including the domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciAddress(pub String);
-from_text!(PciAddress);
+from_text!(
+    PciAddress,
+    r"^([0-9A-Fa-f]{4}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]$"
+);
 
 impl FromStr for PciAddress {
     type Err = ValueError;
@@ -119,7 +135,7 @@ impl FromStr for PciAddress {
 /// Name of a network interface: 1 to 15 bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceName(pub String);
-from_text!(InterfaceName);
+from_text!(InterfaceName, r"^[^/:\s]{1,15}$");
 
 impl FromStr for InterfaceName {
     type Err = ValueError;
@@ -137,7 +153,7 @@ impl FromStr for InterfaceName {
 /// A unicast Ethernet address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MacAddress(pub [u8; 6]);
-from_text!(MacAddress);
+from_text!(MacAddress, "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$");
 
 impl FromStr for MacAddress {
     type Err = ValueError;
@@ -178,7 +194,7 @@ pub struct Cidr {
     /// Bits of the network part.
     pub prefix: u8,
 }
-from_text!(Cidr);
+from_text!(Cidr, "^[0-9A-Fa-f:.]+/[0-9]+$");
 
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -210,7 +226,7 @@ impl FromStr for Cidr {
 /// Inclusive range of TCP ports: "61000-65535".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortRange(pub RangeInclusive<u16>);
-from_text!(PortRange);
+from_text!(PortRange, "^ *[0-9]+ *- *[0-9]+ *$");
 
 impl fmt::Display for PortRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -240,6 +256,20 @@ impl FromStr for PortRange {
 /// A count of bytes: 4096, "64KiB", "1 GiB".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ByteSize(pub u64);
+
+impl JsonSchema for ByteSize {
+    fn schema_name() -> Cow<'static, str> {
+        "ByteSize".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": ["integer", "string"],
+            "minimum": 0,
+            "pattern": "^[0-9]+ *(B|KiB|MiB|GiB|TiB)?$",
+        })
+    }
+}
 
 impl FromStr for ByteSize {
     type Err = ValueError;
@@ -292,7 +322,7 @@ impl<'de> Deserialize<'de> for ByteSize {
 /// Permission bits as octal text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileMode(pub u32);
-from_text!(FileMode);
+from_text!(FileMode, "^[0-7]+$");
 
 impl fmt::Display for FileMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

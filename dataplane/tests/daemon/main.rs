@@ -24,6 +24,7 @@ mod reload;
 mod ring_budgets;
 mod siwctl;
 mod slow_requests;
+mod schema;
 mod statistics;
 mod supervision;
 mod sysfs_files;
