@@ -84,6 +84,45 @@ fn await_captures(daemon: &Daemon, is_expected: impl Fn(&[serde_json::Value]) ->
     }
 }
 
+/// A long capture keeps its latest files, each of which can be read by itself.
+#[test]
+fn a_capture_continues_in_further_files() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    let file = daemon.dir.path().join("ring.pcapng");
+    let name = file.to_str().unwrap();
+    let (status, _, error) = siwctl(&daemon, &["capture", "start", "--ring", "2", name]);
+    assert_eq!(status, Some(2), "{error}");
+    let (status, _, error) = siwctl(&daemon, &["capture", "start", "--rotate", "1", name]);
+    assert!(
+        status == Some(2) && error.contains("at least 1MiB"),
+        "{error}"
+    );
+    let args = ["--rotate", "1MiB", "--ring", "2", name];
+    let capturing = Capturing::start(&daemon, &args);
+    let numbered = |number: u32| daemon.dir.path().join(format!("ring.pcapng.{number}"));
+    let start = Instant::now();
+    while !numbered(3).exists() {
+        assert!(start.elapsed() < PATIENCE, "there is no third file");
+        for _ in 0..50 {
+            ping(&a, &b);
+        }
+    }
+    shown(&daemon, &["capture", "stop", "1"]);
+    let (status, said) = capturing.end();
+    assert!(status.success(), "{said}");
+    let kept = (0..100).filter(|number| numbered(*number).exists());
+    let kept: Vec<u32> = kept.collect();
+    assert!(kept.len() == 2 && kept[1] == kept[0] + 1, "{kept:?}");
+    assert!(!file.exists(), "the first file is not kept");
+    for number in kept {
+        let path = numbered(number);
+        assert!(std::fs::metadata(&path).unwrap().len() <= 1 << 20);
+        let (frames, ports) = frames_in(&path);
+        assert!(frames > 0 && ports.len() == 1, "{frames} frames, {ports:?}");
+    }
+}
+
 #[test]
 fn one_queue_pair_is_captured_live_among_others() {
     let daemon = Daemon::loopback();

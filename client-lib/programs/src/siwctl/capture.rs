@@ -50,6 +50,12 @@ pub struct StartArgs {
     /// End at this size, such as 64MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     limit: Option<u64>,
+    /// Continue in another file, FILE.1 and so on, at this size of a file, at least 1MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_file_size)]
+    rotate: Option<u64>,
+    /// Keep this number of files of --rotate, the latest ones
+    #[arg(long, value_name = "COUNT", requires = "rotate", value_parser = clap::value_parser!(u32).range(1..))]
+    ring: Option<u32>,
     /// File to write, or - for standard output: siwctl capture start - | tshark -r -
     file: PathBuf,
 }
@@ -69,6 +75,14 @@ fn parse_size(text: &str) -> Result<u64, String> {
     size.filter(|size| *size > 0).ok_or_else(|| {
         "write bytes, or a number with KiB, MiB or GiB, for example 64MiB".to_owned()
     })
+}
+
+/// A size of which at least a few reads of the stream fit into a file.
+fn parse_file_size(text: &str) -> Result<u64, String> {
+    const LEAST: u64 = 1 << 20;
+    let size = parse_size(text)?;
+    let is_enough = size >= LEAST;
+    is_enough.then_some(size).ok_or("at least 1MiB".to_owned())
 }
 
 /// Executes `siwctl capture`.
@@ -91,6 +105,9 @@ fn start(daemon: &siw::Context, args: &StartArgs, as_json: bool) -> anyhow::Resu
     if to_stdout && std::io::stdout().is_terminal() {
         bail!("a capture is no text: name a file, or pipe it into tshark -r -");
     }
+    if to_stdout && args.rotate.is_some() {
+        bail!("standard output is one stream: --rotate needs a file");
+    }
     let device = args.device.as_ref();
     let device = device.map(|name| daemon.device_by_name(name)).transpose()?;
     let host = args.host.map(Addr::from);
@@ -107,17 +124,19 @@ fn start(daemon: &siw::Context, args: &StartArgs, as_json: bool) -> anyhow::Resu
     let signals = watch_signals().context("cannot watch signals")?;
     let (number, stream) = daemon.start_capture(&request)?;
     let name = args.file.display();
-    let mut out: Box<dyn Write> = if to_stdout {
+    let sink: Box<dyn Write> = if to_stdout {
         Box::new(std::io::stdout())
     } else {
-        // It has payload: for its owner alone.
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&args.file);
+        let file = create_file(&args.file);
         Box::new(file.with_context(|| format!("cannot create {name}"))?)
+    };
+    let mut out = Output {
+        sink,
+        written: 0,
+        path: &args.file,
+        rotate: args.rotate.unwrap_or(u64::MAX),
+        ring: args.ring.unwrap_or(u32::MAX),
+        number: 0,
     };
     eprintln!("siwctl: capture {number} to {name}; Ctrl-C ends it");
     let mut blocks = Blocks::default();
@@ -145,11 +164,62 @@ fn start(daemon: &siw::Context, args: &StartArgs, as_json: bool) -> anyhow::Resu
         let file = name.to_string();
         format!(
             "{}\n",
-            json!({ "file": file, "frames": frames, "dropped": dropped })
+            json!({ "file": file, "files": out.number + 1, "frames": frames, "dropped": dropped })
         )
     } else {
         String::new()
     })
+}
+
+/// Creates a file for its owner alone: it has payload.
+fn create_file(path: &Path) -> std::io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)
+}
+
+/// Standard output, a file, or the latest of several files.
+struct Output<'a> {
+    sink: Box<dyn Write>,
+    /// Bytes in the present file.
+    written: u64,
+    path: &'a Path,
+    /// Size at which the next file begins.
+    rotate: u64,
+    /// Number of files kept.
+    ring: u32,
+    /// Number of the present file.
+    number: u32,
+}
+
+impl Output<'_> {
+    /// Writes whole blocks. `head`: the blocks with which each file begins.
+    fn write_blocks(&mut self, blocks: &[u8], head: &[u8]) -> std::io::Result<()> {
+        let len = blocks.len() as u64;
+        if self.written > 0 && self.written + len > self.rotate {
+            self.number += 1;
+            let mut file = create_file(&self.file_path(self.number))?;
+            file.write_all(head)?;
+            self.sink = Box::new(file);
+            self.written = head.len() as u64;
+            if let Some(oldest) = self.number.checked_sub(self.ring) {
+                std::fs::remove_file(self.file_path(oldest))?;
+            }
+        }
+        self.written += len;
+        self.sink.write_all(blocks)?;
+        self.sink.flush()
+    }
+
+    /// FILE, FILE.1, FILE.2 ...
+    fn file_path(&self, number: u32) -> PathBuf {
+        if number == 0 {
+            return self.path.to_owned();
+        }
+        let mut path = self.path.as_os_str().to_owned();
+        path.push(format!(".{number}"));
+        path.into()
+    }
 }
 
 /// A descriptor that is readable after SIGINT or SIGTERM.
@@ -167,7 +237,7 @@ fn copy_blocks(
     number: u32,
     stream: OwnedFd,
     signals: &UnixStream,
-    out: &mut dyn Write,
+    out: &mut Output<'_>,
     blocks: &mut Blocks,
 ) -> std::io::Result<()> {
     let mut stream = UnixStream::from(stream);
@@ -198,8 +268,7 @@ fn copy_blocks(
             Err(error) => return Err(error),
         };
         let whole = blocks.take(&buffer[..len]);
-        out.write_all(&whole)?;
-        out.flush()?;
+        out.write_blocks(&whole, &blocks.head)?;
     }
 }
 
@@ -208,6 +277,8 @@ fn copy_blocks(
 struct Blocks {
     /// The beginning of a block that is not complete.
     rest: Vec<u8>,
+    /// The section header and the descriptions of interfaces.
+    head: Vec<u8>,
     frames: u64,
     /// Frames that the daemon dropped.
     dropped: u64,
@@ -218,6 +289,8 @@ impl Blocks {
     fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
         const ENHANCED_PACKET: u32 = 6;
         const INTERFACE_STATISTICS: u32 = 5;
+        const INTERFACE_DESCRIPTION: u32 = 1;
+        const SECTION_HEADER: u32 = 0x0A0D_0D0A;
         /// Type and length at the start of a block, length at its end.
         const FRAME: usize = 12;
         self.rest.extend_from_slice(bytes);
@@ -232,6 +305,7 @@ impl Blocks {
         {
             match kind {
                 ENHANCED_PACKET => self.frames += 1,
+                SECTION_HEADER | INTERFACE_DESCRIPTION => self.head.extend_from_slice(block),
                 INTERFACE_STATISTICS => self.dropped += dropped_in(block),
                 _ => {}
             }
