@@ -146,6 +146,7 @@ impl Prepared {
         let eal = Eal::init(EalConfig {
             no_pci: true,
             pci_allow: Vec::new(),
+            telemetry: false,
             extra_args: args.filter(|arg| !is_device(arg)).cloned().collect(),
             // Hugepages are counted, not taken from those who run.
             memory_mb: match hugepages {
@@ -322,6 +323,7 @@ impl Prepared {
             pci_allow: bus_devices,
             extra_args: self.config.dpdk.eal_args.get_ref().clone(),
             log_level: log_level.into(),
+            telemetry: self.config.dpdk.telemetry,
             main_core: self.cores.first().copied().unwrap_or(0),
             ..EalConfig::default()
         }

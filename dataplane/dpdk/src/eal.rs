@@ -6,6 +6,7 @@
 use crate::{Error, RegisteredThread, Result, error, hugepages, log, thread};
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -40,6 +41,8 @@ pub struct EalConfig {
     pub log_level: String,
     /// The CPU of DPDK's main lcore.
     pub main_core: usize,
+    /// Answer DPDK's telemetry tools on a socket in the runtime directory.
+    pub telemetry: bool,
     /// Further EAL arguments, appended to all others.
     pub extra_args: Vec<String>,
 }
@@ -51,6 +54,7 @@ impl Default for EalConfig {
             hugepages: true,
             memory_mb: 256,
             iova: IovaMode::Virtual,
+            telemetry: false,
             extra_args: Vec::new(),
             no_pci: true,
             pci_allow: Vec::new(),
@@ -70,6 +74,11 @@ struct EalInner {
 }
 
 static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// The environment may have made the socket of telemetry.
+static HAS_TELEMETRY: AtomicBool = AtomicBool::new(false);
+/// Name of that socket (usertools/dpdk-telemetry.py).
+const TELEMETRY_SOCKET: &str = "dpdk_telemetry.v2";
 
 /// Objects whose memory mbufs may still refer to after their owner was dropped. If there are any,
 /// the environment's memory stays mapped until the process ends.
@@ -104,6 +113,7 @@ impl Eal {
         if STARTED.swap(true, Ordering::SeqCst) {
             return Err(Error::AlreadyInitialised);
         }
+        let has_telemetry = config.telemetry;
         log::capture_eal_log();
         let _quote = log::quote_lines();
 
@@ -116,6 +126,7 @@ impl Eal {
         let rc = unsafe { dpdk_sys::rte_eal_init(argv.len() as i32, argv.as_mut_ptr()) };
         let failed = (rc < 0).then(error::rte_errno);
         let _ = thread::set_affinity(&affinity);
+        HAS_TELEMETRY.store(has_telemetry, Ordering::Relaxed);
         remove_runtime_dir();
         if let Some(errno) = failed {
             return Err(Error::Eal {
@@ -160,12 +171,25 @@ fn remove_runtime_dir() {
     }
 }
 
+/// Removes the socket of telemetry, which DPDK would remove in an exit handler.
+fn remove_telemetry_socket() {
+    // SAFETY: returns a static string, empty before the directory is chosen.
+    let dir = unsafe { CStr::from_ptr(dpdk_sys::rte_eal_get_runtime_dir()) };
+    let dir = Path::new(OsStr::from_bytes(dir.to_bytes()));
+    if HAS_TELEMETRY.load(Ordering::Relaxed)
+        && std::fs::remove_file(dir.join(TELEMETRY_SOCKET)).is_ok()
+    {
+        remove_runtime_dir();
+    }
+}
+
 /// Ends the process without its exit handlers, after flushing standard output and standard error:
 /// threads of DPDK's drivers (for example vhost's) never end, and crash in libraries that are torn
 /// down.
 pub fn exit_process(code: i32) -> ! {
     let _ = std::io::Write::flush(&mut std::io::stdout());
     let _ = std::io::Write::flush(&mut std::io::stderr());
+    remove_telemetry_socket();
     // SAFETY: ends the process; none of its code runs afterwards.
     unsafe { libc::_exit(code) }
 }
@@ -189,7 +213,9 @@ impl EalConfig {
         args.push(format!("0@{}", self.main_core));
         args.push(format!("--file-prefix={}", self.file_prefix));
         args.push(format!("--log-level={}", self.log_level));
-        args.push("--no-telemetry".into());
+        if !self.telemetry {
+            args.push("--no-telemetry".into());
+        }
         args.push("-m".into());
         args.push(self.memory_mb.max(1).to_string());
         if self.hugepages {

@@ -363,6 +363,8 @@ const OWN_EAL_ARGS: [&str; 15] = [
     "allow",
     "block",
     "help",
+    /// Answer DPDK's telemetry tools (dpdk-telemetry.py).
+    pub telemetry: bool,
 ];
 /// The same of one letter.
 const OWN_EAL_LETTERS: &str = "lcmabh";
@@ -438,6 +440,7 @@ pub struct CaptureConfig {
     pub limit: ByteSize,
 }
 
+            telemetry: false,
 impl CaptureConfig {
     /// A capture to this file; without a limit, of the default size.
     pub fn new(file: PathBuf, limit: Option<ByteSize>) -> CaptureConfig {

@@ -30,6 +30,7 @@ mod supervision;
 mod sysfs_files;
 mod turn_times;
 mod user_shares;
+mod telemetry;
 mod wake_descriptor;
 mod worker_filter;
 mod workers;
