@@ -20,6 +20,7 @@ mod local_clients;
 mod operate;
 mod polled_queues;
 mod quotas;
+mod prometheus;
 mod reload;
 mod ring_budgets;
 mod siwctl;
