@@ -408,6 +408,37 @@ impl Context {
         self.operate(OperatorAction::Reload, 0, "")
     }
 
+    /// Sets a limit of the configuration's table `[limits]` until the daemon's next reload or restart;
+    /// `default`: its default. Returns the outcome as [`Context::reload_configuration`].
+    ///
+    /// # Errors
+    /// The caller is not an operator, the limit does not exist or needs a restart, or the value is
+    /// invalid.
+    pub fn set_limit(&self, key: &str, value: &str) -> Result<String, Error> {
+        self.operate(OperatorAction::SetLimit, 0, &format!("{key} {value}"))
+    }
+
+    /// Changes the routes of a device until the daemon's restart, in the words of ip-route(8):
+    /// `add 10.80.0.0/16 via 10.77.0.254`, `del 10.80.0.0/16`, `flush` or `show`. Returns the routes that
+    /// operators have added, as JSON.
+    ///
+    /// # Errors
+    /// The caller is not an operator, the device does not exist or follows the kernel's routes, or the
+    /// route is invalid.
+    pub fn change_routes(&self, device: u32, change: &str) -> Result<String, Error> {
+        self.operate(OperatorAction::ChangeRoutes, device.into(), change)
+    }
+
+    /// Sets the Ethernet address of a device's neighbour, in the words of ip-neighbour(8):
+    /// `add 10.77.0.9 lladdr 02:00:00:00:00:09`, or `del 10.77.0.9`.
+    ///
+    /// # Errors
+    /// As [`Context::change_routes`].
+    pub fn change_neighbours(&self, device: u32, change: &str) -> Result<(), Error> {
+        self.operate(OperatorAction::ChangeNeighbours, device.into(), change)
+            .map(drop)
+    }
+
     /// Captures the frames that the request selects. Returns the number of the capture, and a stream of
     /// pcapng that ends with the capture, which ends with this context.
     ///

@@ -161,6 +161,7 @@ pub struct DeviceConfig {
     pub tso: Spanned<TsoPolicy>,
     /// Share of the frames that a pair loses at random, from 0 to 0.5.
     #[serde(default = "default_loss")]
+    #[schemars(with = "f64")]
     pub loss: Spanned<f64>,
     /// Transmit path of payload.
     #[serde(default = "default_tx_payload")]

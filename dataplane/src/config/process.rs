@@ -109,6 +109,9 @@ pub struct LimitsConfig {
     /// Events queued in the daemon for a client that does not read them.
     #[serde(deserialize_with = "at_least_one")]
     pub events_per_client: u32,
+    /// Latest events recorded of each queue pair, for `siwctl why`, also after its end; 0: none.
+    #[serde(deserialize_with = "recorded_events")]
+    pub recorded_events: u32,
     /// Connected and connecting queue pairs of all clients of one user; absent: half of
     /// `connections`.
     pub connections_per_user: Option<u32>,
@@ -146,6 +149,7 @@ impl Default for LimitsConfig {
             event_channels_per_client: 8192,
             event_channels_per_user: 16_384,
             events_per_client: 8192,
+            recorded_events: 32,
             connections_per_user: None,
             pending_connections_per_user: None,
             work_requests: 32_768,
@@ -156,6 +160,22 @@ impl Default for LimitsConfig {
 }
 
 impl LimitsConfig {
+    /// These limits with another value of one of them, as text: a number, a size, or `default`.
+    ///
+    /// # Errors
+    /// There is no such limit, or the value is invalid.
+    pub(crate) fn with_setting(&self, key: &str, value: &str) -> Result<LimitsConfig, String> {
+        let mut table = toml::Table::try_from(self).map_err(|error| error.to_string())?;
+        let value = value.trim();
+        match (value, value.parse()) {
+            ("default", _) => drop(table.remove(key)),
+            (_, Ok(number)) => drop(table.insert(key.to_owned(), toml::Value::Integer(number))),
+            (text, Err(_)) => drop(table.insert(key.to_owned(), text.into())),
+        }
+        let limits: Result<LimitsConfig, toml::de::Error> = table.try_into();
+        limits.map_err(|error| format!("{key} {value}: {}", error.message().trim()))
+    }
+
     /// Pending connections that one worker allows for all listeners of one user.
     pub(crate) fn pending_connections_of_user(&self) -> u32 {
         let share = (self.connections / 8).max(1);
@@ -168,6 +188,19 @@ fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Er
     match u32::deserialize(deserializer)? {
         0 => Err(de::Error::custom("0: at least 1 is needed")),
         number => Ok(number),
+    }
+}
+
+/// Most events that are recorded of a queue pair.
+const MAX_RECORDED_EVENTS: u32 = 256;
+
+/// Events recorded of a queue pair.
+fn recorded_events<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        number @ 0..=MAX_RECORDED_EVENTS => Ok(number),
+        other => Err(de::Error::custom(format!(
+            "{other} events: 0 to {MAX_RECORDED_EVENTS} are allowed"
+        ))),
     }
 }
 
@@ -261,9 +294,11 @@ pub struct ControlSocketConfig {
     /// Permission bits of the socket, as octal text ("0660").
     pub mode: FileMode,
     /// Group that owns the socket; absent means the daemon's.
+    #[schemars(with = "Option<String>")]
     pub group: Option<Spanned<String>>,
     /// Group whose members can read the counters of all clients, like root and the daemon's own
     /// user.
+    #[schemars(with = "Option<String>")]
     pub operators: Option<Spanned<String>>,
     /// Users whose memory is copied with system calls where it cannot be shared.
     pub process_memory: ProcessMemoryPolicy,
@@ -294,11 +329,9 @@ impl Default for ControlSocketConfig {
         ControlSocketConfig {
             socket: siw_shm::control::default_socket(),
             mode: FileMode(0o660),
-    #[schemars(with = "Option<String>")]
             group: None,
             operators: None,
             process_memory: ProcessMemoryPolicy::Trusted,
-    #[schemars(with = "Option<String>")]
             hello_timeout_ms: 5000,
             sysfs_counters_ms: None,
         }
@@ -330,7 +363,10 @@ pub struct DpdkConfig {
     pub log: EalLog,
     /// Addresses that NICs use for DMA.
     pub iova: IovaSetting,
+    /// Answer DPDK's telemetry tools (dpdk-telemetry.py).
+    pub telemetry: bool,
     /// Additional EAL arguments, appended to siwd's own.
+    #[schemars(with = "Vec<String>")]
     pub eal_args: Spanned<Vec<String>>,
 }
 
@@ -363,12 +399,9 @@ const OWN_EAL_ARGS: [&str; 15] = [
     "allow",
     "block",
     "help",
-    /// Answer DPDK's telemetry tools (dpdk-telemetry.py).
-    pub telemetry: bool,
 ];
 /// The same of one letter.
 const OWN_EAL_LETTERS: &str = "lcmabh";
-    #[schemars(with = "Vec<String>")]
 
 impl DpdkConfig {
     /// Refuses arguments that contradict siwd's own.
@@ -407,6 +440,7 @@ impl Default for DpdkConfig {
             buffers: 16_384,
             log: EalLog::Error,
             iova: IovaSetting::Auto,
+            telemetry: false,
             eal_args: Spanned::new(0..0, vec![]),
         }
     }
@@ -440,7 +474,6 @@ pub struct CaptureConfig {
     pub limit: ByteSize,
 }
 
-            telemetry: false,
 impl CaptureConfig {
     /// A capture to this file; without a limit, of the default size.
     pub fn new(file: PathBuf, limit: Option<ByteSize>) -> CaptureConfig {

@@ -52,6 +52,13 @@ impl Context {
             reason: reason.unwrap_or("one end closed the connection").to_owned(),
         };
         end.log();
+        let event = if was_established {
+            "disconnected"
+        } else {
+            "not connected"
+        };
+        let resources = &mut self.resources;
+        resources.record_event(qpn, event, Some(&end.reason));
         self.resources.ends.record(end);
     }
 

@@ -49,6 +49,8 @@ pub(super) struct DepartingClient {
     pub slow_to_close: bool,
     /// Grace period of the last memory key that was removed.
     pub last_key: Option<Retired>,
+    /// Why it has departed: it "closed its socket".
+    pub why: String,
     /// Its entries in tables of all clients that are not removed yet.
     pub entries: DepartingEntries,
     /// It waits for a worker or a helper, whose report brings it back to [`Departures::ready`].
@@ -81,7 +83,8 @@ impl DepartingClient {
             let Some(entry) = self.next_entry(keys, *waits) else {
                 return;
             };
-            if let Some(removed) = remove_entry(context, connections, keys, entry) {
+            let why = &self.why;
+            if let Some(removed) = remove_entry(context, connections, keys, entry, why) {
                 self.last_key = Some(removed);
                 *waits += 1;
             }
@@ -249,7 +252,7 @@ impl Departures {
         }
         let slow_to_close = has_descriptors_waiting(&client.conn);
         let mut entries = DepartingEntries::take(connections, &mut client);
-        remove_connections(context, connections, &memory.keys, &mut entries);
+        remove_connections(context, connections, &memory.keys, &mut entries, why);
         context
             .workers
             .post_to_all(|| Command::RemoveClient { client: id });
@@ -273,6 +276,7 @@ impl Departures {
         };
         let departing = DepartingClient {
             entries,
+            why: why.to_owned(),
             last_key,
             client,
             token,
@@ -384,21 +388,23 @@ fn remove_connections(
     connections: &mut Connections,
     keys: &KeyTable,
     entries: &mut DepartingEntries,
+    why: &str,
 ) {
     let budget = TurnBudget::new();
     while budget.has_time()
         && let Some(entry) = entries.next_connection()
     {
-        remove_entry(context, connections, keys, entry);
+        remove_entry(context, connections, keys, entry, why);
     }
 }
 
-/// Removes an entry; returns the grace period of a memory key.
+/// Removes an entry of a client that departs because it `why`; returns the grace period of a memory key.
 fn remove_entry(
     context: &mut Context,
     connections: &mut Connections,
     keys: &KeyTable,
     entry: DepartingEntry,
+    why: &str,
 ) -> Option<Retired> {
     match entry {
         DepartingEntry::Request(number) => {
@@ -423,7 +429,8 @@ fn remove_entry(
         }
         DepartingEntry::Key(key) => return keys.remove(key),
         DepartingEntry::QueuePair(qpn) => {
-            context.resources.forget_qp(qpn);
+            let reason = format!("its client {why}");
+            context.resources.forget_qp(qpn, &reason);
         }
         DepartingEntry::CompletionQueue(cq) => context.resources.cqs.release_number(cq.0),
         DepartingEntry::SharedReceiveQueue(srq) => context.resources.srqs.release_number(srq.0),

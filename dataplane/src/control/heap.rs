@@ -9,6 +9,7 @@ use siw_shm::control::messages::MAX_PACKET;
 use siw_shm::{SharedMemory, SrqRing};
 
 use super::arena_files::{ArenaFile, FileId};
+use super::flight_recorder::Recording;
 use super::helpers::Helpers;
 use super::listening::ClientListener;
 use super::outbox::Outbox;
@@ -28,7 +29,7 @@ pub(super) const EXTENT: usize = 80;
 /// Heap of one page of a fast registration.
 pub(super) const FAST_PAGE: usize = 8;
 /// Overhead of one allocation: size classes leave a fifth unused at most.
-const ALLOCATION: usize = 32;
+pub(super) const ALLOCATION: usize = 32;
 /// Worker's state of one client: doorbell ring, wake-up, and its places in lists.
 const WORKER_CLIENT: usize = 1024;
 /// Worker's state of one queue pair with its connection.
@@ -57,6 +58,7 @@ pub fn heap_of_one(quota: Quota, workers: u64) -> u64 {
         Quota::QueuePairs => {
             map_entry::<Qpn, ClientQp>()
                 + map_entry::<Qpn, ClientId>()
+                + map_entry::<Qpn, Recording>()
                 + size_of::<PairAttempt>()
                 + WORKER_QP
         }

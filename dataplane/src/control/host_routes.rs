@@ -40,6 +40,11 @@ impl RouteFollower {
         })
     }
 
+    /// Returns true if the device has the kernel's routes.
+    pub(super) fn follows(&self, device: usize) -> bool {
+        matches!(self.interfaces.get(device), Some(Some(_)))
+    }
+
     /// Descriptor that becomes readable on a change.
     pub(super) fn monitor_fd(&self) -> Option<BorrowedFd<'_>> {
         self.monitor.as_ref().map(AsFd::as_fd)

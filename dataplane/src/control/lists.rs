@@ -91,6 +91,7 @@ pub(super) fn list_objects(
             return Ok(ask_worker(context, id, viewer, after));
         }
         ObjectList::Ends => add_ends(&mut page, resources, viewer),
+        ObjectList::Recording => add_recording(&mut page, context, viewer),
         ObjectList::Captures => {
             viewer.require_operator("see captures")?;
             add_captures(&mut page, captures)
@@ -461,6 +462,41 @@ fn add_ends(page: &mut Page, resources: &Resources, viewer: Viewer) -> bool {
     true
 }
 
+/// Adds the recorded events of the queue pair that the position names, after the event that it names.
+/// Returns true after the last one.
+fn add_recording(page: &mut Page, context: &Context, viewer: Viewer) -> bool {
+    let ListPosition { major, minor } = page.reply.next;
+    let recorder = &context.resources.recorder;
+    let qpn = u32::try_from(minor).map(Qpn);
+    let recording = qpn
+        .ok()
+        .and_then(|qpn| recorder.find(qpn, |user| viewer.sees(user)));
+    let Some(recording) = recording else {
+        return true;
+    };
+    let connection = recording.last_connection.as_ref();
+    let head = json!({
+        "lqpn": recording.qpn.0,
+        "client": recording.owner.client.0,
+        "pid": recording.owner.pid,
+        "name": recording.owner.name,
+        "created": recording.created,
+        "ended": recording.ended,
+        "events_dropped": recording.dropped,
+        "last_connection": connection.map(|last| connection_json(context, None, last)),
+    });
+    if major == 0 && !page.add(ListPosition { major: 1, minor }, &head) {
+        return false;
+    }
+    // Events have numbers from the creation on, however many are kept.
+    let numbered = recording.events.iter().zip(recording.dropped + 2..);
+    let mut rest = numbered.filter(|(_, number)| *number > major);
+    rest.all(|(event, number)| {
+        let major = number;
+        page.add(ListPosition { major, minor }, event)
+    })
+}
+
 /// Adds captures. Returns true after the last one.
 fn add_captures(page: &mut Page, captures: &Captures) -> bool {
     let after = page.reply.next.major;
@@ -504,7 +540,7 @@ pub(super) fn on_connections(
             major: worker as u64,
             minor: u64::from(connection.slot) + 1,
         };
-        let row = connection_json(context, worker, connection);
+        let row = connection_json(context, Some(worker), connection);
         let owner = context.resources.clients.get(&connection.client);
         if !page.add(position, &OwnedRow::new(row, owner)) {
             next = Some(connection.slot);
@@ -535,7 +571,12 @@ pub(super) fn on_connections(
     }
 }
 
-fn connection_json(context: &Context, worker: usize, connection: &ConnectionSnapshot) -> Value {
+/// State of a connection; an ended one is in no worker.
+fn connection_json(
+    context: &Context,
+    worker: Option<usize>,
+    connection: &ConnectionSnapshot,
+) -> Value {
     let mut row = json!({
         "device": device_name(context, connection.device),
         "lqpn": connection.qpn.0,

@@ -28,6 +28,7 @@ mod departures;
 mod devices;
 mod ends;
 mod extents;
+mod flight_recorder;
 pub mod heap;
 mod held_memory;
 mod helpers;
@@ -38,6 +39,7 @@ mod lists;
 mod loaded_configuration;
 mod memory;
 mod operate;
+mod operator_routes;
 pub mod operators;
 mod outbox;
 mod pair_schedule;
@@ -511,6 +513,7 @@ impl ControlThread {
             .clients
             .get(&id)
             .is_some_and(|client| client.greeted);
+        let named = self.record_request(id, request);
         let outcome = if !greeted && !matches!(request, Request::ClientHello(_)) {
             Err(Refusal::new(
                 libc::EPROTO,
@@ -545,9 +548,28 @@ impl ControlThread {
                     refusal.reason()
                 );
                 refusal.send(&client.conn, kind, seq);
+                if let Some(qpn) = named {
+                    let reason = format!("refused: {}", refusal.reason());
+                    let resources = &mut self.context.resources;
+                    resources.record_event(qpn, request.name(), Some(&reason));
+                }
             }
         }
         RequestState::Finished
+    }
+
+    /// Records a request that changes a queue pair of this client; returns the queue pair.
+    fn record_request(&mut self, id: ClientId, request: &Request) -> Option<Qpn> {
+        let resources = &mut self.context.resources;
+        if resources.limits.recorded_events == 0 {
+            return None;
+        }
+        let (qpn, detail) = flight_recorder::named_queue_pair(request)?;
+        if resources.owner_of_qp(qpn) != Some(id) {
+            return None;
+        }
+        resources.record_event(qpn, request.name(), detail.as_deref());
+        Some(qpn)
     }
 
     /// Passes a request to its handler.
@@ -673,7 +695,7 @@ impl ControlThread {
                 request,
             ),
             Request::Operate(request) => {
-                let parts = (&mut self.configuration, &mut self.captures);
+                let parts = (&mut self.configuration, &mut self.captures, &self.routes);
                 operate::operate(context, parts, id, seq, request)
             }
             Request::StartCapture(request) => {
@@ -743,7 +765,7 @@ impl ControlThread {
                 EVERY_DEVICE,
                 reason,
             );
-            self.remove_client(id, "broke the rules");
+            self.remove_client(id, &format!("was closed: {reason}"));
         }
     }
 
@@ -826,10 +848,20 @@ impl ControlThread {
             } => {
                 let ends = (local, remote);
                 let resources = &mut context.resources;
+                let switch = |on: bool| if on { "on" } else { "off" };
+                let detail = format!(
+                    "{local} -> {remote}, MPA revision {}, CRC {}, IRD {}, ORD {}",
+                    negotiated.revision,
+                    switch(negotiated.crc),
+                    negotiated.ird,
+                    negotiated.ord
+                );
+                resources.record_event(qpn, "established", Some(&detail));
                 cm::on_established(resources, qpn, &negotiated, &private_data, ends);
                 self.captures.on_established(context, qpn, ends);
             }
-            Event::ConnectFailed { qpn, failure } => {
+            Event::ConnectFailed { qpn, failure, last } => {
+                context.resources.record_connection(qpn, last);
                 connections::on_connect_failed(context, qpn, failure)
             }
             Event::Resolved {
@@ -841,7 +873,9 @@ impl ControlThread {
                 qpn,
                 failure,
                 has_unpolled,
+                last,
             } => {
+                context.resources.record_connection(qpn, last);
                 let reason = failure.map(|reason| cm::describe_disconnect(&reason).1);
                 context.record_end(qpn, true, reason.as_deref());
                 cm::on_disconnected(&mut context.resources, qpn, failure, has_unpolled);
@@ -889,6 +923,7 @@ impl ControlThread {
                 reason,
             } => {
                 let why = format!("work request refused: {reason}");
+                context.resources.record_event(qpn, "QP_FATAL", Some(&why));
                 context
                     .resources
                     .post_async_event(client, AsyncEventKind::QpFatal, qpn.0, &why);

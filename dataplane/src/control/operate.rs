@@ -7,7 +7,9 @@ use siw_shm::control::messages::OperatorAction;
 
 use super::captures::Captures;
 use super::context::Context;
+use super::host_routes::RouteFollower;
 use super::lists::Viewer;
+use super::operator_routes;
 use super::pending::PendingReply;
 use super::refusal::Refusal;
 use super::reload::Configuration;
@@ -27,7 +29,7 @@ const NOTHING: m::OperateReply = m::OperateReply {
 /// Performs the action, for an operator or, where it concerns one user, for that user.
 pub(super) fn operate(
     context: &mut Context,
-    (configuration, captures): (&mut Configuration, &mut Captures),
+    (configuration, captures, routes): (&mut Configuration, &mut Captures, &RouteFollower),
     id: ClientId,
     seq: u32,
     request: &m::Operate,
@@ -56,8 +58,41 @@ pub(super) fn operate(
             viewer.require_operator("end captures")?;
             captures.stop(&context.workers, request.target)?;
         }
+        OperatorAction::SetLimit => {
+            viewer.require_operator("set limits")?;
+            let outcome = configuration.set_limit(&mut context.resources, &request.text.to_text());
+            let outcome = outcome.map_err(|why| Refusal::new(libc::EINVAL, why))?;
+            return reply_text(context, id, seq, &outcome);
+        }
+        OperatorAction::ChangeRoutes => {
+            viewer.require_operator("change routes")?;
+            let device = device_index(request.target)?;
+            let follows = routes.follows(device);
+            let words = request.text.to_text();
+            let outcome = operator_routes::change_routes(context, device, follows, &words)?;
+            return reply_text(context, id, seq, &outcome);
+        }
+        OperatorAction::ChangeNeighbours => {
+            viewer.require_operator("change neighbours")?;
+            let device = device_index(request.target)?;
+            let follows = routes.follows(device);
+            let words = request.text.to_text();
+            operator_routes::change_neighbours(context, device, follows, &words)?;
+        }
     }
     send_reply::<m::Operate>(context.resources.client_mut(id)?, seq, &NOTHING)
+}
+
+/// Sends the outcome of an action.
+fn reply_text(context: &mut Context, id: ClientId, seq: u32, text: &str) -> Outcome {
+    let why = "done, but the outcome is too long for a reply";
+    let reply = m::OperateReply::new(text).ok_or_else(|| Refusal::new(libc::EMSGSIZE, why))?;
+    send_reply::<m::Operate>(context.resources.client_mut(id)?, seq, &reply)
+}
+
+fn device_index(target: u64) -> Result<usize, Refusal> {
+    let why = || Refusal::new(libc::ENODEV, format!("no device {target}"));
+    usize::try_from(target).map_err(|_| why())
 }
 
 /// Moves a queue pair to ERROR; its work requests are flushed, its connection is reset.

@@ -158,6 +158,7 @@ pub(super) fn create_qp(
             most_connections: 0,
         },
     );
+    resources.begin_recording(id, qpn);
     Ok(Served::Replied)
 }
 
@@ -426,6 +427,13 @@ pub(super) fn on_qp_event(resources: &mut Resources, client: ClientId, qpn: Qpn,
         QpEvent::QpAccessErr => (AsyncEventKind::QpAccessErr, "remote protection error"),
         QpEvent::SqDrained => (AsyncEventKind::SqDrained, "the send queue is drained"),
     };
+    let name = match event {
+        QpEvent::QpFatal => "QP_FATAL",
+        QpEvent::QpReqErr => "QP_REQ_ERR",
+        QpEvent::QpAccessErr => "QP_ACCESS_ERR",
+        QpEvent::SqDrained => "SQ_DRAINED",
+    };
+    resources.record_event(qpn, name, Some(why));
     if kind != AsyncEventKind::SqDrained
         && let Some(qp) = resources.qp_mut(client, qpn)
     {

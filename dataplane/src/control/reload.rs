@@ -195,6 +195,33 @@ impl Configuration {
     }
 }
 
+impl Configuration {
+    /// Sets a limit until the next reload. `text`: its key, a space, and the value, or `default`.
+    /// Returns the outcome as JSON, like that of a reload.
+    ///
+    /// # Errors
+    /// There is no such limit, it needs a restart, or the value is invalid.
+    pub(super) fn set_limit(
+        &mut self,
+        resources: &mut Resources,
+        text: &str,
+    ) -> Result<String, String> {
+        let (key, value) = text.trim().split_once(' ').ok_or("the value is missing")?;
+        if !is_changeable(&format!("limits.{key}")) {
+            return Err(format!("{key} needs a restart: change it in the file"));
+        }
+        let limits = self.current.limits.with_setting(key, value)?;
+        let mut new = self.current.clone();
+        new.limits = limits;
+        let outcome = ReloadOutcome::compare(&self.current.settings(), &new.settings());
+        self.current = new;
+        resources.limits = self.current.limits.clone();
+        resources.ledger.set_limits(self.quotas());
+        outcome.log();
+        Ok(serde_json::to_string(&outcome).unwrap_or_default())
+    }
+}
+
 /// Answers the clients that asked for a reload.
 pub(super) fn answer_waiting(resources: &mut Resources, outcome: &Result<ReloadOutcome, String>) {
     let text = match outcome {

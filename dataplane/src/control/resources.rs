@@ -26,6 +26,7 @@ use siw_shm::{Access, LowWaterMark, QpGeometry, RqConsumer, SqConsumer, SrqGeome
 
 use super::arena_files::ArenaFiles;
 use super::ends::ConnectionEnds;
+use super::flight_recorder::{FlightRecorder, Owner};
 use super::held_memory::HeldMemory;
 use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
 use super::pair_schedule::{PairAttempt, PairSchedule};
@@ -40,7 +41,7 @@ use crate::ids::{
     ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
     ResolutionId, SrqId,
 };
-use crate::worker::messages::{DisconnectReason, QpSetup};
+use crate::worker::messages::{ConnectionSnapshot, DisconnectReason, QpSetup};
 
 /// A memory window of a client.
 pub struct MemoryWindow {
@@ -180,7 +181,7 @@ pub struct ChargedQueues {
     pub bytes: u64,
     pub huge_bytes: u64,
     pub regions: u64,
-    /// Heap of what varies in length: queued events, extents of the next region, statistics.
+    /// Heap of what varies in length: queued events, extents of the next region, statistics, recordings.
     pub heap: u64,
 }
 
@@ -250,6 +251,8 @@ pub struct Client {
     /// The next request carries a descriptor and waits until earlier ones of its user are closed.
     pub awaits_room: bool,
     pub stats_text: String,
+    /// Heap of the recordings of its queue pairs, in bytes.
+    recorded_bytes: usize,
 }
 
 /// Maximum queue memory of one client; less if its limits are lower.
@@ -317,6 +320,7 @@ impl Client {
             more_input: false,
             awaits_room: false,
             stats_text: String::new(),
+            recorded_bytes: 0,
         }
     }
 
@@ -339,6 +343,7 @@ impl Client {
         self.events_waiting.waiting_bytes()
             + self.next_extents.capacity() * size_of::<MemoryExtent>()
             + self.stats_text.capacity()
+            + self.recorded_bytes
             + self.queues.heap_bytes()
     }
 
@@ -483,6 +488,8 @@ pub struct Resources {
     pub outboxes: BTreeMap<u64, (ClientId, Option<CmChannelId>)>,
     /// Latest ended connections.
     pub(super) ends: ConnectionEnds,
+    /// Latest events of queue pairs.
+    pub(super) recorder: FlightRecorder,
     /// Times of the attempts to connect queue pairs without rdma_cm.
     pub pair_times: PairSchedule,
     /// Limits of each client, as reported to its library.
@@ -516,6 +523,7 @@ impl Resources {
             qp_owners: BTreeMap::new(),
             outboxes: BTreeMap::new(),
             ends: ConnectionEnds::default(),
+            recorder: FlightRecorder::default(),
             pair_times: PairSchedule::default(),
             limits,
             hugepages,
@@ -748,14 +756,60 @@ impl Resources {
             }
             let amounts = qp.connection_amounts();
             client.queues.free(qp.mem);
-            self.forget_qp(qpn);
+            self.forget_qp(qpn, "by its client");
             self.release(id, &[(Quota::QueuePairs, 1)]);
             self.release(id, &amounts);
         }
     }
 
-    /// Removes a queue pair from the tables of all clients; its number may be reused.
-    pub fn forget_qp(&mut self, qpn: Qpn) {
+    /// Begins to record the events of a new queue pair.
+    pub fn begin_recording(&mut self, id: ClientId, qpn: Qpn) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if self.limits.recorded_events > 0 {
+            let owner = Owner {
+                client: id,
+                pid: client.peer.pid,
+                user: client.account.uid(),
+                name: client.name.as_str().into(),
+            };
+            client.recorded_bytes += self.recorder.begin(qpn, owner);
+        }
+    }
+
+    /// Records an event of a queue pair.
+    pub fn record_event(&mut self, qpn: Qpn, event: &'static str, detail: Option<&str>) {
+        let most = self.limits.recorded_events as usize;
+        let changed = self.recorder.record(qpn, most, event, detail);
+        self.charge_recording(changed);
+    }
+
+    /// Keeps the state of a queue pair's connection at its end.
+    pub fn record_connection(&mut self, qpn: Qpn, last: Option<Box<ConnectionSnapshot>>) {
+        if let Some(last) = last {
+            let changed = self.recorder.keep_connection(qpn, last);
+            self.charge_recording(changed);
+        }
+    }
+
+    fn charge_recording(&mut self, changed: Option<(ClientId, usize, usize)>) {
+        if let Some((id, before, after)) = changed
+            && let Some(client) = self.clients.get_mut(&id)
+        {
+            client.recorded_bytes = client.recorded_bytes + after - before;
+        }
+    }
+
+    /// Removes a queue pair from the tables of all clients; its number may be reused. `reason`: why it is
+    /// destroyed, for its recording.
+    pub fn forget_qp(&mut self, qpn: Qpn, reason: &str) {
+        let most = self.limits.recorded_events as usize;
+        if let Some((id, bytes)) = self.recorder.end(qpn, most, reason)
+            && let Some(client) = self.clients.get_mut(&id)
+        {
+            client.recorded_bytes -= bytes;
+        }
         self.pair_times.remove(qpn);
         self.qpns.release_number(qpn.0);
         self.qp_owners.remove(&qpn);

@@ -65,7 +65,9 @@ use super::connections::{Connections, has_no_data_in_flight};
 use super::deadlines::DeadlineOwner;
 use super::drop_reasons::DropReason;
 use super::lifecycle_state::{LifecycleState, PeerWake, UnpolledCompletions};
-use super::messages::{ConnectFailure, DisconnectReason, Event, ModifyTarget, QpInfo};
+use super::messages::{
+    ConnectFailure, ConnectionSnapshot, DisconnectReason, Event, ModifyTarget, QpInfo,
+};
 use super::slots::QpSlot;
 use super::worker_qp::WorkerQp;
 use crate::ids::{CommandToken, Qpn};
@@ -167,6 +169,9 @@ impl Connections {
     /// Reports a failed set-up and removes the queue pair. The control thread hands the rings in again
     /// for a new attempt.
     pub(super) fn connect_failed(&mut self, now: Instant, slot: QpSlot, failure: ConnectFailure) {
+        let queue_pair = self.queue_pairs.get(slot);
+        let last = queue_pair.and_then(|queue_pair| queue_pair.snapshot(&self.ports, slot.0));
+        let last = last.map(Box::new);
         let Some(queue_pair) = self.take_out(slot) else {
             return;
         };
@@ -175,7 +180,7 @@ impl Connections {
         }
         let qpn = queue_pair.rings.qpn;
         self.drops.count(DropReason::of_connect(&failure));
-        self.post_event(Event::ConnectFailed { qpn, failure });
+        self.post_event(Event::ConnectFailed { qpn, failure, last });
     }
 
     /// Disconnects a queue pair for its consumer.
@@ -303,6 +308,8 @@ impl Connections {
         let queue_pair = self.queue_pairs.get(slot);
         let close = queue_pair.and_then(|queue_pair| queue_pair.protocol.requested_close());
         let is_own_abort = matches!(close, Some(CloseKind::Abort));
+        // While TCP has its numbers.
+        let last = queue_pair.and_then(|queue_pair| queue_pair.snapshot(&self.ports, slot.0));
         self.with_queue_pair(slot, |protocol, view| protocol.on_tcp_closed(view, reason));
         self.ports[port].stack.release(now, conn);
         self.context.split_records.remove_queue_pair(slot);
@@ -319,7 +326,7 @@ impl Connections {
             if !queue_pair.is_some_and(|queue_pair| is_quiet(&queue_pair.protocol)) {
                 self.post_last_wqe(slot);
             }
-            self.post_disconnected(slot, reason, unpolled.is_some(), is_own_abort);
+            self.post_disconnected(slot, reason, unpolled.is_some(), is_own_abort, last);
             if let Some(unpolled) = unpolled {
                 self.await_polls(now, slot, unpolled);
             }
@@ -407,6 +414,7 @@ impl Connections {
         reason: CloseReason,
         has_unpolled: bool,
         is_own_abort: bool,
+        last: Option<ConnectionSnapshot>,
     ) {
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return;
@@ -430,10 +438,14 @@ impl Connections {
         if let Some(reason) = failure.as_ref().filter(|_| !is_wanted) {
             self.drops.count(DropReason::of_end(reason));
         }
+        // The phase before the end, with the Terminates of the end.
+        let rdmap = protocol.info();
+        let last = last.map(|last| Box::new(ConnectionSnapshot { rdmap, ..last }));
         self.post_event(Event::Disconnected {
             qpn,
             failure,
             has_unpolled,
+            last,
         });
     }
 

@@ -464,6 +464,8 @@ pub enum Event {
         qpn: Qpn,
         /// Why.
         failure: ConnectFailure,
+        /// State at the end.
+        last: Option<Box<ConnectionSnapshot>>,
     },
     /// A resolution ended.
     Resolved {
@@ -483,6 +485,8 @@ pub enum Event {
         /// The client has not polled all completions of its queues; [`Event::CompletionsPolled`]
         /// follows.
         has_unpolled: bool,
+        /// State at the end.
+        last: Option<Box<ConnectionSnapshot>>,
     },
     /// A connection request was refused without its application.
     RequestRefused {

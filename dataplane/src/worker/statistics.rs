@@ -7,7 +7,7 @@ use siw_iwarp::TxRecord;
 use super::Worker;
 use super::messages::{ConnectionSnapshot, PortStats, SharedLines, WorkerStats};
 use super::slots::QpSlot;
-use super::worker_qp::QpTable;
+use super::worker_qp::{QpTable, WorkerQp};
 use crate::datapath::port::WorkerPort;
 // From the C library: rustix looks up the vDSO by itself, which valgrind has removed.
 use nix::sched::sched_getcpu;
@@ -37,19 +37,31 @@ impl QpTable {
             if user.is_some_and(|user| user != queue_pair.quota_owner.user) {
                 continue;
             }
-            let port = &ports[queue_pair.port];
-            snapshots.push(ConnectionSnapshot {
-                slot,
-                qpn: queue_pair.rings.qpn,
-                client: queue_pair.client,
-                device: port.device,
-                phase: queue_pair.state.name(),
-                rdmap: queue_pair.protocol.info(),
-                tcp: queue_pair.conn.and_then(|conn| port.stack.tcp_info(conn)),
-            });
+            snapshots.extend(queue_pair.snapshot(ports, slot));
         }
         let next = from.saturating_add(SLOTS_PER_COMMAND);
         (snapshots, (next < slots).then_some(next))
+    }
+}
+
+impl WorkerQp {
+    /// State of the queue pair in this slot, and of its connection; `None` if the worker does not have
+    /// the queue pair's port.
+    pub(super) fn snapshot(
+        &self,
+        ports: &[WorkerPort<TxRecord>],
+        slot: u32,
+    ) -> Option<ConnectionSnapshot> {
+        let port = ports.get(self.port)?;
+        Some(ConnectionSnapshot {
+            slot,
+            qpn: self.rings.qpn,
+            client: self.client,
+            device: port.device,
+            phase: self.state.name(),
+            rdmap: self.protocol.info(),
+            tcp: self.conn.and_then(|conn| port.stack.tcp_info(conn)),
+        })
     }
 }
 

@@ -212,12 +212,9 @@ fn ends_have_their_reason() {
     let reason = "10.77.0.2 has no queue pair 4000000";
     assert_eq!(event.reason, format!("not connected: {reason}"));
     let why = shown(&daemon, &["why", &lonely.qp.qp_num().to_string()]);
-    assert!(
-        why.contains(&format!(
-            "src-addr 10.77.0.1:0 dst-addr 10.77.0.2:5045 not connected: {reason}"
-        )),
-        "{why}"
-    );
+    for words in ["10.77.0.1:0 -> 10.77.0.2:5045 ended", reason] {
+        assert!(why.contains(words), "{words}: {why}");
+    }
     // An orderly close, by both ends.
     let (c, e) = pair(&daemon, 64);
     c.qp.disconnect().unwrap();
@@ -366,6 +363,20 @@ fn bad_input_is_refused_with_the_reason() {
         .output()
         .unwrap();
     assert!(String::from_utf8_lossy(&completions.stdout).contains("_siwctl"));
+    let (status, _, error) = siwctl(&daemon, &["man", "/nonexistent"]);
+    assert!(
+        status == Some(1) && error.contains("/nonexistent"),
+        "{error}"
+    );
+    shown(&daemon, &["man", daemon.dir.path().to_str().unwrap()]);
+    for (page, words) in [
+        ("siwctl.1", "siwctl\\-capture(1)"),
+        ("siwctl-capture-start.1", "\\-\\-snaplen"),
+        ("siwctl-qp-kill.1", "Move it to ERROR"),
+    ] {
+        let text = std::fs::read_to_string(daemon.dir.path().join(page)).unwrap();
+        assert!(text.contains(words), "{page}: {text}");
+    }
 }
 
 /// Value of a sample in Prometheus' text format.

@@ -11,6 +11,7 @@ mod monitor;
 mod objects;
 mod reload;
 mod report;
+mod routes;
 mod stat;
 mod statistics;
 mod top;
@@ -44,12 +45,8 @@ enum Command {
     /// Objects: devices, clients, queue pairs and their parts
     #[command(subcommand)]
     Show(Show),
-    /// Why a queue pair's connection ended or was not made
-    Why {
-        /// Number of the queue pair
-        #[arg(value_name = "LQPN")]
-        qp: u32,
-    },
+    /// Why a queue pair's connection ended or was not made, also after the queue pair was destroyed
+    Why(why::WhyArgs),
     /// Change a queue pair
     #[command(subcommand)]
     Qp(QpCommand),
@@ -64,6 +61,15 @@ enum Command {
     /// Capture frames of the running siwd
     #[command(subcommand)]
     Capture(capture::CaptureCommand),
+    /// Change limits of the running siwd
+    #[command(subcommand)]
+    Limits(LimitsCommand),
+    /// Routes of a device in addition to those of its configuration
+    #[command(subcommand)]
+    Route(routes::RouteCommand),
+    /// Neighbours of a device with fixed Ethernet addresses
+    #[command(subcommand)]
+    Neigh(routes::NeighbourCommand),
     /// Have siwd read its configuration again; show the settings applied and those that need a restart
     Reload,
     /// Events as they happen: connections, clients, links
@@ -81,6 +87,11 @@ enum Command {
     Metrics(metrics::MetricsArgs),
     /// Print the completions of siwctl for a shell
     Completions { shell: Shell },
+    /// Write manual pages, one for each command
+    Man {
+        /// Existing folder
+        folder: PathBuf,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -141,6 +152,17 @@ enum ClientCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+enum LimitsCommand {
+    /// Set a limit until siwd reloads its configuration or restarts
+    Set {
+        /// Key in the table [limits] of the configuration
+        key: String,
+        /// A number, a size such as 4GiB, or `default`
+        value: String,
+    },
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = run(&arguments).and_then(|text| print(&text));
@@ -170,6 +192,11 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
         clap_complete::generate(*shell, &mut Arguments::command(), "siwctl", &mut text);
         return Ok(String::from_utf8_lossy(&text).into_owned());
     }
+    if let Command::Man { folder } = &arguments.command {
+        clap_mangen::generate_to(Arguments::command(), folder)
+            .with_context(|| format!("cannot write manual pages to {}", folder.display()))?;
+        return Ok(String::new());
+    }
     let json = arguments.json;
     let socket = arguments.socket.as_deref();
     match &arguments.command {
@@ -187,7 +214,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
     match &arguments.command {
         Command::Stat(args) => stat::run(&daemon, args, json),
         Command::Show(show) => objects::show(&daemon, show, json),
-        Command::Why { qp } => why::explain(&daemon, *qp, json),
+        Command::Why(args) => why::explain(&daemon, args, json),
         Command::Qp(QpCommand::Kill { qp }) => {
             daemon.end_queue_pair(*qp)?;
             Ok(String::new())
@@ -201,12 +228,19 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
             Ok(String::new())
         }
         Command::Capture(command) => capture::run(&daemon, command, json),
+        Command::Limits(LimitsCommand::Set { key, value }) => {
+            reload::describe_outcome(&daemon.set_limit(key, value)?, json)
+        }
+        Command::Route(command) => routes::change_routes(&daemon, command, json),
+        Command::Neigh(command) => routes::change_neighbours(&daemon, command),
         Command::Reload => reload::run(&daemon, json),
         Command::Monitor(args) => monitor::run(&daemon, args, json),
         Command::Top(args) => top::run(&daemon, args),
         Command::Metrics(args) => metrics::run(&daemon, args),
-        Command::Completions { .. } | Command::Doctor | Command::Report(_) | Command::Cdi(_) => {
-            Ok(String::new())
-        }
+        Command::Completions { .. }
+        | Command::Man { .. }
+        | Command::Doctor
+        | Command::Report(_)
+        | Command::Cdi(_) => Ok(String::new()),
     }
 }

@@ -158,7 +158,7 @@ pub fn read_list(daemon: &siw::Context, list: ObjectList) -> anyhow::Result<Vec<
 
 /// Names the clients' processes as rdma(8) does; those of other pid namespaces keep the name that their
 /// library gave. Many objects belong to few processes.
-fn name_processes(rows: &mut [Value]) {
+pub fn name_processes(rows: &mut [Value]) {
     let mut known = HashMap::new();
     for row in rows {
         let Some(pid) = row["pid"].as_u64().filter(|pid| *pid != 0) else {

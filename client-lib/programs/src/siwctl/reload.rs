@@ -7,8 +7,12 @@ use std::fmt::Write;
 
 /// Executes `siwctl reload`.
 pub fn run(daemon: &siw::Context, as_json: bool) -> anyhow::Result<String> {
-    let text = daemon.reload_configuration()?;
-    let outcome: Value = serde_json::from_str(&text).context("invalid answer of siwd")?;
+    describe_outcome(&daemon.reload_configuration()?, as_json)
+}
+
+/// Lists the settings that have changed.
+pub fn describe_outcome(text: &str, as_json: bool) -> anyhow::Result<String> {
+    let outcome: Value = serde_json::from_str(text).context("invalid answer of siwd")?;
     if let Some(error) = outcome["error"].as_str() {
         bail!("nothing has changed: {}", printable(error));
     }

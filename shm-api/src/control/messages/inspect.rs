@@ -39,6 +39,9 @@ numbered! {
         Ends = 9,
         /// Captures that are running, for operators.
         Captures = 10,
+        /// The latest events of the queue pair whose number is the `minor` of the position, also after its
+        /// end: first the queue pair with the state of its last connection, then its events, the oldest first.
+        Recording = 11,
     }
 }
 
@@ -92,6 +95,15 @@ numbered! {
         Reload = 4,
         /// Ends the capture with the number `target` of [`StartCapture`], or with 0 all of them.
         StopCapture = 5,
+        /// Sets a limit until the next reload: `text` is its key in `[limits]`, a space, and the value, or
+        /// `default`. The reply is that of `Reload`.
+        SetLimit = 6,
+        /// Changes the routes of the device with the index `target`: `text` is `add NETWORK via ROUTER`,
+        /// `del NETWORK`, `flush` or `show`. The reply has all routes that were added, as JSON.
+        ChangeRoutes = 7,
+        /// Changes a neighbour of the device with the index `target`: `text` is `add ADDRESS lladdr MAC` or
+        /// `del ADDRESS`.
+        ChangeNeighbours = 8,
     }
 }
 

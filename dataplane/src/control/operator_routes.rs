@@ -1,0 +1,169 @@
+//! Routes and neighbours that operators add to a device of a running daemon, in addition to those of its
+//! configuration. They are gone after a restart. A device that follows the kernel's routes gets them there.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nix::libc;
+use serde_json::json;
+use siw_tcp::{IpCidr, Route};
+
+use super::context::Context;
+use super::devices::is_on_network;
+use super::refusal::Refusal;
+use crate::config::MacAddress;
+use crate::device_view::DeviceView;
+use crate::netlink::KernelNeighbour;
+use crate::worker::messages::Command;
+
+/// Maximum number of routes that operators can add to a device.
+const MAX_ROUTES: usize = 256;
+
+fn invalid(why: impl Into<String>) -> Refusal {
+    Refusal::new(libc::EINVAL, why)
+}
+
+/// Changes the routes of a device as the words say: `add NETWORK via ROUTER`, `del NETWORK`, `flush`, or
+/// `show`. Returns all that operators have added, as JSON.
+pub(super) fn change_routes(
+    context: &mut Context,
+    device: usize,
+    follows_kernel: bool,
+    words: &str,
+) -> Result<String, Refusal> {
+    let view = usable_device(context, device, follows_kernel)?;
+    let mut routes = view.learned_routes.clone();
+    let words: Vec<&str> = words.split_whitespace().collect();
+    match words[..] {
+        ["add", network, "via", router] => {
+            let to = parse_network(network)?;
+            let via = parse_address(router)?;
+            check_router(view, via, to.addr)?;
+            if routes.routes.iter().any(|route| route.to == to) {
+                let why = format!("device {} has a route to {network} already", view.name);
+                return Err(Refusal::new(libc::EEXIST, why));
+            }
+            if routes.routes.len() >= MAX_ROUTES {
+                let why = format!("at most {MAX_ROUTES} routes can be added to a device");
+                return Err(Refusal::new(libc::ENOSPC, why));
+            }
+            routes.routes.push(Route { to, via });
+        }
+        ["del", network] => {
+            let to = parse_network(network)?;
+            let before = routes.routes.len();
+            routes.routes.retain(|route| route.to != to);
+            if routes.routes.len() == before {
+                let why = format!(
+                    "no route to {network} was added to device {}; those of its configuration stay",
+                    view.name
+                );
+                return Err(Refusal::new(libc::ESRCH, why));
+            }
+        }
+        ["flush"] => routes.routes.clear(),
+        ["show"] => {}
+        _ => {
+            return Err(invalid(
+                "routes: add NETWORK via ROUTER, del NETWORK, flush, or show",
+            ));
+        }
+    }
+    let rows = routes.routes.iter().map(|route| {
+        let to = format!("{}/{}", route.to.addr, route.to.prefix);
+        json!({ "device": view.name, "to": to, "via": route.via.to_string() })
+    });
+    let text = json!(rows.collect::<Vec<_>>()).to_string();
+    if routes != view.learned_routes {
+        tracing::warn!(device = %view.name, "an operator changes routes: {}", words.join(" "));
+        context.devices.views[device].learned_routes = routes.clone();
+        let routes = Arc::new(routes);
+        context.workers.post_to_all(|| Command::LearnRoutes {
+            device,
+            routes: routes.clone(),
+        });
+    }
+    Ok(text)
+}
+
+/// Adds or removes the Ethernet address of a neighbour of a device: `add ADDRESS lladdr MAC`, which is not
+/// confirmed by ARP or NDP, or `del ADDRESS`.
+pub(super) fn change_neighbours(
+    context: &mut Context,
+    device: usize,
+    follows_kernel: bool,
+    words: &str,
+) -> Result<(), Refusal> {
+    let view = usable_device(context, device, follows_kernel)?;
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let neighbour = match words[..] {
+        ["add", address, "lladdr", mac] => KernelNeighbour {
+            address: parse_address(address)?,
+            mac: Some(
+                mac.parse::<MacAddress>()
+                    .map_err(|error| invalid(error.to_string()))?
+                    .0,
+            ),
+            is_permanent: true,
+        },
+        ["del", address] => KernelNeighbour {
+            address: parse_address(address)?,
+            mac: None,
+            is_permanent: false,
+        },
+        _ => {
+            return Err(invalid(
+                "neighbours: add ADDRESS lladdr MAC, or del ADDRESS",
+            ));
+        }
+    };
+    check_router(view, neighbour.address, neighbour.address)?;
+    tracing::warn!(device = %view.name, "an operator changes neighbours: {}", words.join(" "));
+    context
+        .workers
+        .post_to_all(|| Command::LearnNeighbour { device, neighbour });
+    Ok(())
+}
+
+/// A device whose routes and neighbours operators can change.
+fn usable_device(
+    context: &Context,
+    device: usize,
+    follows_kernel: bool,
+) -> Result<&DeviceView, Refusal> {
+    let view = context.devices.check_device(device)?;
+    if follows_kernel {
+        let interface = view.interface.as_deref().unwrap_or("its interface");
+        let why = format!(
+            "device {} follows the kernel (host_routes): use ip(8) on {interface}",
+            view.name
+        );
+        return Err(Refusal::new(libc::EOPNOTSUPP, why));
+    }
+    Ok(view)
+}
+
+fn parse_network(text: &str) -> Result<IpCidr, Refusal> {
+    text.parse()
+        .map_err(|error: siw_tcp::StackError| invalid(error.to_string()))
+}
+
+fn parse_address(text: &str) -> Result<IpAddr, Refusal> {
+    let why = || invalid(format!("{text:?} is not an IP address"));
+    text.parse().map_err(|_| why())
+}
+
+/// Checks that a router is a neighbour of the device, and of the destination's family.
+fn check_router(view: &DeviceView, router: IpAddr, to: IpAddr) -> Result<(), Refusal> {
+    let is_near = view.addresses.iter().any(|cidr| match router {
+        IpAddr::V6(address) if address.is_unicast_link_local() => cidr.addr.is_ipv6(),
+        _ => cidr.addr != router && is_on_network(cidr, router),
+    });
+    if is_near && router.is_ipv4() == to.is_ipv4() {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "{router}: it must be on one of the networks of device {}, of the destination's family, and not the device itself",
+        view.name
+    )))
+}
