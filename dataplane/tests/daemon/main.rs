@@ -34,5 +34,4 @@ mod telemetry;
 mod turn_times;
 mod user_shares;
 mod wake_descriptor;
-mod worker_filter;
 mod workers;
