@@ -34,7 +34,6 @@ use crate::link_traits::PayloadPolicy;
 use crate::prepared::{Prepared, StartedDpdk, look_up_operators};
 use crate::start_error::StartError;
 use crate::worker::{Mailbox, Worker, WorkerConfig};
-use crate::worker_filter;
 
 fn os_error(what: &'static str) -> impl Fn(nix::errno::Errno) -> StartError {
     move |error| StartError::Os {
@@ -293,11 +292,7 @@ fn start_workers(
             mailbox: channels.mailboxes[index].clone(),
             inboxes: inboxes.clone(),
         };
-        threads.push(start_worker(
-            &dpdk.eal,
-            worker,
-            prepared.config.workers.confine,
-        )?);
+        threads.push(start_worker(&dpdk.eal, worker)?);
     }
     Ok(threads)
 }
@@ -399,11 +394,7 @@ fn new_event_fd() -> Result<OwnedFd, StartError> {
 }
 
 /// Starts one worker's thread; returns when the worker runs, or could not be built.
-fn start_worker(
-    eal: &Eal,
-    config: WorkerConfig,
-    confine: bool,
-) -> Result<JoinHandle<()>, StartError> {
+fn start_worker(eal: &Eal, config: WorkerConfig) -> Result<JoinHandle<()>, StartError> {
     let (report, outcome) = mpsc::channel::<Result<(), StartError>>();
     let eal = eal.clone();
     let core = config.core;
@@ -414,9 +405,6 @@ fn start_worker(
                 host::pin_thread_to(core)?;
                 let registered = eal.register_thread()?;
                 let worker = Worker::new(config).map_err(StartError::Device)?;
-                if confine {
-                    worker_filter::confine_thread()?;
-                }
                 Ok((registered, worker))
             })();
             match started {
@@ -496,7 +484,6 @@ fn settings_json(
         "idle": workers.idle,
         "spin_us": workers.spin_us,
         "resume_latency_us": workers.resume_latency_us,
-        "confine": workers.confine,
         "hugepages": hugepages,
         "dpdk": Eal::version(),
         "devices": devices,

@@ -34,5 +34,4 @@ pub mod start_error;
 pub mod stream;
 pub mod sysfs_tree;
 pub mod worker;
-pub mod worker_filter;
 mod xdp_device;

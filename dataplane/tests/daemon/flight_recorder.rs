@@ -47,7 +47,7 @@ fn a_destroyed_queue_pair_is_explained() {
         &format!("(pid {pid}, client "),
         "It was connected ",
         "-> 10.77.0.2:",
-        "MPA revision 2, CRC on, IRD 128, ORD 128",
+        "MPA revision 2, CRC on, IRD 16, ORD 16",
         "disconnected: an operator ended the queue pair.",
         "TCP had retransmitted 0 segments in 0 timeouts, with ",
         "It was destroyed ",
