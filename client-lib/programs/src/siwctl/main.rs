@@ -156,7 +156,7 @@ enum ClientCommand {
 enum LimitsCommand {
     /// Set a limit until siwd reloads its configuration or restarts
     Set {
-        /// Key in the table [limits] of the configuration
+        /// Key in the table `limits` of the configuration
         key: String,
         /// A number, a size such as 4GiB, or `default`
         value: String,
