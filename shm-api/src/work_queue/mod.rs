@@ -7,7 +7,7 @@
 //!  +128  slots * 64 bytes
 //! ```
 //! A QP's state line follows its receive queue: qp_state u32 (`control::QpState`), worker u32,
-//! failed u32 ([`FAILED_SENDS`], [`FAILED_RECEIVES`]), sends_before_failure u32,
+//! failed u32 (`FAILED_SENDS`, `FAILED_RECEIVES`), sends_before_failure u32,
 //! receives_before_failure u32. The posting thread reads the first two words, and the daemon writes
 //! them seldom, whereas it writes the line with `head` in each batch.
 //!

@@ -59,7 +59,7 @@ pub const MIN_VERSION: u16 = VERSION;
 /// [`CmEventKind::AddressResolved`] and [`CmEventKind::AddressError`].
 pub const FEATURE_RESOLUTION: u32 = 1;
 /// Feature: a QP's state line has the numbers of requests before the first failed ones
-/// ([`crate::SqWatch::sends_before_failure`]).
+/// ([`SqWatch::sends_before_failure`](crate::work_queue::SqWatch::sends_before_failure)).
 pub const FEATURE_FAILURE_MARKS: u32 = 2;
 /// The optional features that this side knows.
 pub const FEATURES: u32 = FEATURE_RESOLUTION | FEATURE_FAILURE_MARKS;

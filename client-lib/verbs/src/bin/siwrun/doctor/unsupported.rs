@@ -30,9 +30,18 @@ pub const UNSUPPORTED: &[Unsupported] = &[
         advice: "use another transport of the program for multicast",
     },
     Unsupported {
-        names: &["ibv_reg_dmabuf_mr"],
-        why: "device memory cannot be registered by dma-buf",
+        names: &[
+            "ibv_reg_dmabuf_mr",
+            "ibv_dm_export_dmabuf_fd",
+            "ibv_export_buf_dmabuf_fd",
+        ],
+        why: "device memory can be neither registered nor exported by dma-buf",
         advice: "use host memory",
+    },
+    Unsupported {
+        names: &["ibv_alloc_buf", "ibv_reg_buf_mr"],
+        why: "siwd has no memory that a device allocates for a program",
+        advice: "register memory of the program (ibv_reg_mr)",
     },
     Unsupported {
         names: &[
@@ -50,6 +59,7 @@ pub const UNSUPPORTED: &[Unsupported] = &[
 pub const OPTIONAL: &[&str] = &[
     "ibv_query_ece",
     "ibv_set_ece",
+    "ibv_alloc_dmah",
     "rdma_set_local_ece",
     "rdma_get_remote_ece",
 ];
@@ -91,6 +101,8 @@ mod tests {
             "register_driver",
             "query_qp_data_in_order",
             "destroy_ah",
+            "ibv_dealloc_dmah",
+            "ibv_free_buf",
             "rdma_leave_multicast",
         ];
         let listed: Vec<_> = UNSUPPORTED.iter().flat_map(|row| row.names).collect();
