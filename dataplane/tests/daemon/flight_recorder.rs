@@ -75,7 +75,10 @@ fn a_destroyed_queue_pair_is_explained() {
     for words in ["is in ERR.", "disconnected: the peer reset the connection."] {
         assert!(text.contains(words), "{words}: {text}");
     }
-    assert_eq!(names(&json), ["Accept", "established", "disconnected"]);
+    assert_eq!(
+        names(&json),
+        ["Accept", "established", "disconnected", "QP_FATAL"]
+    );
     let client = &json["recording"]["client"];
     shown(&daemon, &["client", "kill", &client.to_string()]);
     b.ctx.get_async_event(Some(PATIENCE)).unwrap();
