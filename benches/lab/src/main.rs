@@ -505,9 +505,6 @@ struct Setup {
     _station: StationGuard,
 }
 
-/// Silence that counts as quiet.
-const QUIET: Duration = Duration::from_millis(250);
-
 /// Ports start at random, so that a target does not find old connections of the same four-tuple.
 fn first_port(seed: u64) -> u16 {
     20_000 + (seed % 40_000) as u16
@@ -540,26 +537,18 @@ fn siwd_target(
         format!("siwd is unreachable; its log: {}", log.display())
     })?;
     let (programs, folder) = (programs.clone(), output.to_owned());
+    let clients = Clients::Started(Box::new(move |port| {
+        via::start_client(&programs, &folder, lab, port)
+    }));
     let target = Target {
-        station: guard.station.clone(),
-        ip: its,
-        mac,
-        port: via::PORT,
-        clients: Clients::Started(Box::new(move |port| {
-            via::start_client(&programs, &folder, lab, port)
-        })),
         patience,
-        quiet: QUIET,
         seed,
-        swapped_terminates: false,
-        agent: None,
-        restart: None,
+        ..Target::new(guard.station.clone(), its, mac, via::PORT, clients)
     };
     Ok((target, guard))
 }
 
 fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setup> {
-    let quiet = QUIET;
     let first_port = first_port(settings.seed);
     let (lab, its) = via::addresses(settings.ipv6);
     match settings.via.as_deref() {
@@ -573,17 +562,15 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
             let reference = Reference::start(theirs, its, via::PORT, lie);
             let mac = resolve(&station.station, its)?;
             let target = Target {
-                station: station.station.clone(),
-                ip: its,
-                mac,
-                port: via::PORT,
-                clients: reference.clients(lab),
                 patience,
-                quiet,
                 seed: settings.seed,
-                swapped_terminates: false,
-                agent: None,
-                restart: None,
+                ..Target::new(
+                    station.station.clone(),
+                    its,
+                    mac,
+                    via::PORT,
+                    reference.clients(lab),
+                )
             };
             Ok(Setup {
                 target,
@@ -662,17 +649,11 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
                 },
             };
             let target = Target {
-                station: station.station.clone(),
-                ip,
-                mac,
-                port: settings.port,
-                clients,
                 patience,
-                quiet,
                 seed: settings.seed,
-                swapped_terminates: false,
                 agent: agent.map(Mutex::new),
                 restart: settings.restart.clone(),
+                ..Target::new(station.station.clone(), ip, mac, settings.port, clients)
             };
             Ok(Setup {
                 target,

@@ -156,6 +156,23 @@ pub fn mix(seed: u64, name: &str) -> u64 {
 }
 
 impl Target {
+    /// A target that is judged with 10 s of patience, with seed 1 and without an agent.
+    pub fn new(station: Arc<Station>, ip: IpAddr, mac: Mac, port: u16, clients: Clients) -> Target {
+        Target {
+            station,
+            ip,
+            mac,
+            port,
+            clients,
+            patience: Duration::from_secs(10),
+            quiet: Duration::from_millis(250),
+            seed: 1,
+            swapped_terminates: false,
+            agent: None,
+            restart: None,
+        }
+    }
+
     /// A TCP connection with the target, made by the side that the role says.
     pub fn tcp(
         &self,

@@ -144,21 +144,16 @@ impl Programs {
 
     /// Starts a program with siwd's libraries.
     fn siwrun(&self, program: &Path, args: &str, log: &Path) -> Result<Child> {
-        let out = File::options().create(true).append(true).open(log)?;
-        let child = dying_with_the_lab("KILL", &self.folder.join("siwrun"))
+        let mut command = dying_with_the_lab("KILL", &self.folder.join("siwrun"));
+        command
             .args([
                 "--socket",
                 "/dev/shm/siwd.sock",
                 "--links",
                 "/dev/shm/links",
             ])
-            .arg(program)
-            .args(args.split_whitespace())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(out)
-            .process_group(0)
-            .spawn();
+            .arg(program);
+        let child = start_client_program(command, args, log);
         child.with_context(|| format!("cannot start siwrun {}", program.display()))
     }
 
@@ -166,18 +161,25 @@ impl Programs {
         if self.has_rping {
             return self.siwrun(Path::new("rping"), args, log);
         }
-        let (program, before) = ("siw-ping", ["--socket", "/dev/shm/siwd.sock"]);
-        let out = File::options().create(true).append(true).open(log)?;
-        let child = dying_with_the_lab("KILL", &self.folder.join(program))
-            .args(before)
-            .args(args.split_whitespace())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(out)
-            .process_group(0)
-            .spawn();
+        let program = "siw-ping";
+        let mut command = dying_with_the_lab("KILL", &self.folder.join(program));
+        command.args(["--socket", "/dev/shm/siwd.sock"]);
+        let child = start_client_program(command, args, log);
         child.with_context(|| format!("cannot start {program}"))
     }
+}
+
+/// Starts a program with these further arguments, whose errors go to the end of the log.
+fn start_client_program(mut command: Command, args: &str, log: &Path) -> Result<Child> {
+    let out = File::options().create(true).append(true).open(log)?;
+    let child = command
+        .args(args.split_whitespace())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(out)
+        .process_group(0)
+        .spawn()?;
+    Ok(child)
 }
 
 fn dying_with_the_lab(signal: &str, program: &Path) -> Command {

@@ -191,21 +191,11 @@ fn through(profile: &str, ids: &[&str]) -> Vec<(String, Verdict, String)> {
     let (lab, its) = addresses(false);
     let station = Station::start(lab_end, lab, 20_000);
     let reference = Reference::start(target_end, its, PORT, None);
+    let mac = station.station.resolve(its, Duration::from_secs(10));
+    let clients = reference.clients(lab);
     let target = Target {
-        station: station.station.clone(),
-        ip: its,
-        mac: station
-            .station
-            .resolve(its, Duration::from_secs(10))
-            .unwrap(),
-        port: PORT,
-        clients: reference.clients(lab),
         patience: Duration::from_secs(20),
-        quiet: Duration::from_millis(250),
-        seed: 1,
-        swapped_terminates: false,
-        agent: None,
-        restart: None,
+        ..Target::new(station.station.clone(), its, mac.unwrap(), PORT, clients)
     };
     let cases = built_in().unwrap();
     let instances: Vec<_> = cases

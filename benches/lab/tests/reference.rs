@@ -25,21 +25,11 @@ fn judge_known(
     let (lab, its) = addresses(false);
     let station = Station::start(ours, lab, 20_000);
     let reference = Reference::start(theirs, its, PORT, lie);
+    let mac = station.station.resolve(its, Duration::from_secs(10));
+    let clients = reference.clients(lab);
     let target = Target {
-        station: station.station.clone(),
-        ip: its,
-        mac: station
-            .station
-            .resolve(its, Duration::from_secs(10))
-            .unwrap(),
-        port: PORT,
-        clients: reference.clients(lab),
-        patience: Duration::from_secs(10),
-        quiet: Duration::from_millis(250),
-        seed: 1,
         swapped_terminates,
-        agent: None,
-        restart: None,
+        ..Target::new(station.station.clone(), its, mac.unwrap(), PORT, clients)
     };
     let cases = built_in().unwrap();
     let chosen = cases.iter().filter(|case| select(case));

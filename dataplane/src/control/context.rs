@@ -52,13 +52,8 @@ impl Context {
             reason: reason.unwrap_or("one end closed the connection").to_owned(),
         };
         end.log();
-        let event = if was_established {
-            "disconnected"
-        } else {
-            "not connected"
-        };
         let resources = &mut self.resources;
-        resources.record_event(qpn, event, Some(&end.reason));
+        resources.record_event(qpn, end.event_name(), Some(&end.reason));
         self.resources.ends.record(end);
     }
 

@@ -51,6 +51,15 @@ impl ConnectionEnd {
         }
     }
 
+    /// Name of the event for lists and recordings.
+    pub fn event_name(&self) -> &'static str {
+        if self.was_established {
+            "disconnected"
+        } else {
+            "not connected"
+        }
+    }
+
     /// The row of a list.
     pub fn to_json(&self) -> Value {
         let since_epoch = self.time.duration_since(SystemTime::UNIX_EPOCH);
@@ -63,7 +72,7 @@ impl ConnectionEnd {
             "device": self.device,
             "src_addr": address_text(self.local),
             "dst_addr": address_text(self.peer),
-            "event": if self.was_established { "disconnected" } else { "not connected" },
+            "event": self.event_name(),
             "reason": self.reason,
         })
     }

@@ -193,9 +193,7 @@ impl Configuration {
         outcome.log();
         Ok(outcome)
     }
-}
 
-impl Configuration {
     /// Sets a limit until the next reload. `text`: its key, a space, and the value, or `default`.
     /// Returns the outcome as JSON, like that of a reload.
     ///

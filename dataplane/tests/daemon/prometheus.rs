@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::siwctl::shown;
+use super::siwctl::{shown, start_exporter};
 use crate::common::programs::is_installed;
-use crate::common::{Daemon, PATIENCE, client_program, pair, ping, wait};
+use crate::common::{Daemon, PATIENCE, pair, ping, wait};
 
 /// A program that ends with the test.
 struct Running(Child);
@@ -92,13 +92,7 @@ fn prometheus_scrapes_siwd_and_evaluates_the_dashboard_and_the_rules() {
     let rules = monitoring("siwd-alerts.yml");
     let (is_clean, text) = promtool(&["check", "rules", rules.to_str().unwrap()], "");
     assert!(is_clean, "{text}");
-    let mut exporter = Command::new(client_program("siwctl"))
-        .args(["metrics", "--listen", "127.0.0.1:0", "--socket"])
-        .arg(&daemon.socket)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = BufReader::new(exporter.stderr.take().unwrap());
+    let (exporter, mut said) = start_exporter(&daemon);
     let _exporter = Running(exporter);
     let line = read_line_with(&mut said, "http://");
     let target = line.trim().rsplit('/').nth(1).unwrap().to_owned();

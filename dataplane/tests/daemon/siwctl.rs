@@ -1,7 +1,8 @@
 //! `siwctl` against a running daemon: its lists and explanations name what the clients have and did.
 
 use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
+use std::io::BufReader;
+use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde_json::Value;
 use siw::{
@@ -461,21 +462,27 @@ fn top_prints_rates_where_there_is_no_terminal() {
     assert!(error.contains("from 0.1 to 3600"), "{error}");
 }
 
-/// The exporter serves readers of both formats, and ends with the daemon.
-#[test]
-fn the_exporter_serves_metrics_until_the_daemon_ends() {
-    use std::io::{BufRead, BufReader, Read, Write};
-    let daemon = Daemon::loopback();
-    let (status, _, error) = siwctl(&daemon, &["metrics", "--listen", "0.0.0.0:0"]);
-    assert_eq!(status, Some(1));
-    assert!(error.contains("not a loopback address"), "{error}");
+/// Starts `siwctl metrics` on a free port; returns it and its messages.
+pub fn start_exporter(daemon: &Daemon) -> (Child, BufReader<ChildStderr>) {
     let mut exporter = Command::new(client_program("siwctl"))
         .args(["metrics", "--listen", "127.0.0.1:0", "--socket"])
         .arg(&daemon.socket)
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(exporter.stderr.take().unwrap());
+    let said = BufReader::new(exporter.stderr.take().unwrap());
+    (exporter, said)
+}
+
+/// The exporter serves readers of both formats, and ends with the daemon.
+#[test]
+fn the_exporter_serves_metrics_until_the_daemon_ends() {
+    use std::io::{BufRead, Read, Write};
+    let daemon = Daemon::loopback();
+    let (status, _, error) = siwctl(&daemon, &["metrics", "--listen", "0.0.0.0:0"]);
+    assert_eq!(status, Some(1));
+    assert!(error.contains("not a loopback address"), "{error}");
+    let (mut exporter, mut said) = start_exporter(&daemon);
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
     let address = line.trim().rsplit('/').nth(1).unwrap().to_owned();

@@ -86,21 +86,24 @@ impl Source {
                 (0, 0)
             }
         };
-        [
+        add_up([
             of_op(OP_SEND, finished.sends),
             of_op(OP_RECV, finished.receives),
             of_op(OP_READ, finished.reads),
             of_op(OP_WRITE, finished.writes),
-        ]
-        .into_iter()
-        .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        ])
     }
+}
+
+/// Sums of completed and of failed requests.
+fn add_up(counts: impl IntoIterator<Item = (u64, u64)>) -> (u64, u64) {
+    let counts = counts.into_iter();
+    counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
 impl CounterState {
     fn attached(&self) -> (u64, u64) {
-        let counts = self.sources.iter().map(Source::count);
-        counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        add_up(self.sources.iter().map(Source::count))
     }
 
     /// Adds to the values; they wrap to zero.
