@@ -51,7 +51,14 @@ pub struct MachineLimits {
     /// first core; `None` in results from before this was measured.
     #[serde(default)]
     pub wake_up_us: Option<f64>,
+    /// Time of a copy of [`ALIGNED_COPY`] bytes at the slowest of 64 relative positions of source and
+    /// destination in their pages, divided by that at the fastest; `None` in older results.
+    #[serde(default)]
+    pub slowest_copy_by_fastest: Option<f64>,
 }
+
+/// Bytes of the copies at different positions in a page: a frame of 9,000 bytes.
+const ALIGNED_COPY: usize = 8928;
 
 /// Measures all limits with pieces of `piece` bytes. `time`: duration of each round of each kind of
 /// work.
@@ -63,9 +70,9 @@ pub fn measure_limits(
     let watch = ConditionsWatch::begin(cores);
     let cache_line_ns = cores.map(cache_line_round_trip_ns).transpose()?;
     let wake_up_us = cores.map(wake_up_us).transpose()?;
-    let measure = || measure_memory(piece, time);
+    let measure = || Ok((measure_memory(piece, time)?, measure_positions()?));
     // Pinned to one core like a worker; the calling thread keeps its affinity.
-    let memory = std::thread::scope(|scope| {
+    let (memory, slowest_copy_by_fastest) = std::thread::scope(|scope| {
         let pinned = scope.spawn(|| {
             if let Some([core, _]) = cores {
                 dpdk::pin_current_thread(core)?;
@@ -85,7 +92,34 @@ pub fn measure_limits(
         cores,
         cache_line_ns,
         wake_up_us,
+        slowest_copy_by_fastest: Some(slowest_copy_by_fastest),
     })
+}
+
+/// Ratio of the slowest to the fastest copy of [`ALIGNED_COPY`] bytes, with the destination 8, 72, ...
+/// bytes ahead of the source in its page.
+fn measure_positions() -> anyhow::Result<f64> {
+    let source = SharedMemory::create_memfd("siw-perf-limits", 1 << 16, PageSize::Normal)
+        .map_err(|error| anyhow!("memory to measure with: {error}"))?;
+    let mut target = vec![0x5au8; 1 << 16];
+    source.write(0, &target)?;
+    let to_page = target.as_ptr().align_offset(4096);
+    let (mut fastest, mut slowest) = (f64::MAX, 0.0_f64);
+    for position in (8..4096).step_by(64) {
+        let from = to_page + position;
+        let to = &mut target[from..from + ALIGNED_COPY];
+        let mut best = Duration::MAX;
+        for _ in 0..20 {
+            let start = Instant::now();
+            for _ in 0..10 {
+                source.read(0, black_box(&mut *to))?;
+            }
+            best = best.min(start.elapsed());
+        }
+        fastest = fastest.min(best.as_secs_f64());
+        slowest = slowest.max(best.as_secs_f64());
+    }
+    Ok(slowest / fastest)
 }
 
 /// Work on one piece: source, offset in the source, and destination.
@@ -218,6 +252,12 @@ impl fmt::Display for MachineLimits {
                 "  waking a thread on core {second} from core {first}: {us:.0} us"
             )?;
         }
+        if let Some(ratio) = self.slowest_copy_by_fastest {
+            writeln!(
+                f,
+                "  copying {ALIGNED_COPY} bytes, slowest by fastest position in a page: {ratio:.1}"
+            )?;
+        }
         if let Some(reason) = &self.conditions.disturbed {
             writeln!(f, "  disturbed: {reason}")?;
         }
@@ -245,7 +285,9 @@ mod tests {
         }
         let text = limits.to_string();
         assert!(
-            text.contains("copy + CRC32c, one pass") && text.contains("128 MiB"),
+            text.contains("copy + CRC32c, one pass")
+                && text.contains("128 MiB")
+                && text.contains("slowest by fastest"),
             "{text}"
         );
     }

@@ -547,15 +547,39 @@ impl SharedMemory {
 /// The call is opaque to the compiler, which can therefore assume neither that the bytes stay
 /// unchanged nor that nothing else reads them, as it could with `copy_nonoverlapping`.
 ///
-/// Why it is fast: the C library's copy uses the widest registers of the processor. A string
-/// instruction takes tens of cycles to start, and longer if source and destination differ in
-/// alignment, which is the usual case for payload of frames and applications.
+/// Why it is fast: the C library's copy uses the widest registers of the processor for short copies
+/// and a string instruction for longer ones, except where that instruction is slow (`STRING_COPY_FROM`,
+/// `SLOW_AHEAD`).
 ///
 /// # Safety
 ///
 /// `source` is readable and `destination` writable for `len` bytes, and they do not overlap.
 #[inline]
 pub unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
+    let ahead = destination.addr().wrapping_sub(source.addr()) % PAGE;
+    if len >= STRING_COPY_FROM && (1..SLOW_AHEAD).contains(&ahead) {
+        // SAFETY: the caller's promise.
+        return unsafe { copy_by_blocks(source, destination, len) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { call_memcpy(source, destination, len) }
+}
+
+/// Shortest copy for which the C library uses a string instruction (`rep movsb`), rounded down; glibc's
+/// threshold is 2,112 bytes on AMD family 25.
+const STRING_COPY_FROM: usize = 2048;
+
+/// The string instruction is slow if the destination's position in its page is less than this many
+/// bytes ahead of the source's. 8,900 bytes in the first-level cache of an AMD EPYC (family 25) take
+/// 2,900 to 4,400 ns instead of 100 to 200; [`copy_by_blocks`] takes 220 to 330. In a pool of frames
+/// whose sizes are multiples of 64, one frame in 64 lies like that to page-aligned payload.
+const SLOW_AHEAD: usize = 32;
+
+/// # Safety
+///
+/// Same as for [`copy_bytes`].
+#[inline]
+unsafe fn call_memcpy(source: *const u8, destination: *mut u8, len: usize) {
     // SAFETY: as the caller promises; the stack is aligned for a call, since `nostack` is not
     // specified.
     unsafe {
@@ -567,6 +591,43 @@ pub unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
             inout("rdx") len => _,
             clobber_abi("sysv64"),
         );
+    }
+}
+
+/// Copies 64 bytes at a time with SSE2, which every x86-64 processor has.
+///
+/// # Safety
+///
+/// Same as for [`copy_bytes`]; `len` is at least 64.
+#[cold]
+unsafe fn copy_by_blocks(source: *const u8, destination: *mut u8, len: usize) {
+    let blocks = len & !63;
+    // SAFETY: the offset stays below `blocks`, and the rest ends at `len`.
+    unsafe {
+        core::arch::asm!(
+            "2:",
+            "movdqu {a}, [{source} + {offset}]",
+            "movdqu {b}, [{source} + {offset} + 16]",
+            "movdqu {c}, [{source} + {offset} + 32]",
+            "movdqu {d}, [{source} + {offset} + 48]",
+            "movdqu [{destination} + {offset}], {a}",
+            "movdqu [{destination} + {offset} + 16], {b}",
+            "movdqu [{destination} + {offset} + 32], {c}",
+            "movdqu [{destination} + {offset} + 48], {d}",
+            "add {offset}, 64",
+            "cmp {offset}, {blocks}",
+            "jb 2b",
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            source = in(reg) source,
+            destination = in(reg) destination,
+            blocks = in(reg) blocks,
+            offset = inout(reg) 0usize => _,
+            options(nostack),
+        );
+        call_memcpy(source.add(blocks), destination.add(blocks), len - blocks);
     }
 }
 

@@ -35,6 +35,29 @@ fn two_mappings_of_a_region_see_each_other() {
 }
 
 #[test]
+fn copies_are_whole_at_every_position_in_a_page() {
+    let memory = SharedMemory::new_anonymous(1 << 16).unwrap();
+    let bytes: Vec<u8> = (0..20_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
+    let mut copy = vec![0xaa; 1 << 16];
+    let page = copy.as_ptr().align_offset(4096);
+    // Copies are made differently when the destination is 1 to 31 bytes ahead.
+    for ahead in (0..=33).chain([63, 64, 2000, 4095]) {
+        for len in [2047, 2048, 2049, 2111, 2112, 4096, 8928, 20_000] {
+            for from in [0, 4090] {
+                memory.fill_zero(0, 1 << 15).unwrap();
+                memory.write(from, &bytes[..len]).unwrap();
+                copy.fill(0xaa);
+                let at = page + (from + ahead) % 4096;
+                memory.read(from, &mut copy[at..at + len]).unwrap();
+                assert!(copy[at..at + len] == bytes[..len], "{ahead} {len} {from}");
+                assert!(copy[..at].iter().all(|byte| *byte == 0xaa));
+                assert!(copy[at + len..].iter().all(|byte| *byte == 0xaa));
+            }
+        }
+    }
+}
+
+#[test]
 fn accesses_outside_of_a_region_are_refused() {
     let memory = SharedMemory::new_anonymous(4096).unwrap();
     for (offset, len) in [

@@ -8,6 +8,7 @@
 use crate::crc;
 #[cfg(target_arch = "x86_64")]
 use crate::crc_fold::{self, LINE_LEN};
+use siw_shm::shared_memory::copy_bytes;
 use siw_shm::{OutOfBounds, SharedMemory};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -66,7 +67,7 @@ unsafe fn copy_with_crc(src: *const u8, dst: &mut [u8], crc: u32) -> u32 {
         return unsafe { copy_with_crc_avx512(src, dst, crc) };
     }
     // SAFETY: the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
+    unsafe { copy_bytes(src, dst.as_mut_ptr(), dst.len()) };
     crc::crc32c_append(crc, dst)
 }
 
