@@ -24,24 +24,33 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
-#define VERSION 1
+#define VERSION 2
 #define LINE 8192
 #define REGIONS 16
-#define DEPTH 64
+#define DEPTH 128
+#define ELEMENTS 4
+#define INLINE 64
 
 struct region {
     char name[16];
     unsigned char *memory;
     size_t size;
-    struct ibv_pd *pd;
     struct ibv_mr *mr;
+    struct ibv_mw *mw; /* A window: its memory is that of another region. */
+};
+
+/* A stream of the lab. */
+struct stream {
+    struct rdma_cm_id *request, *id;
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *cq;
 };
 
 static FILE *answers;
 static struct rdma_event_channel *channel;
-static struct rdma_cm_id *listener, *request, *id;
+static struct rdma_cm_id *listener;
+static struct stream streams[2], *stream = streams;
 static struct ibv_pd *pd, *other_pd;
-static struct ibv_cq *cq;
 static struct region regions[REGIONS];
 static uint16_t listening;
 
@@ -124,6 +133,11 @@ static struct region *find(const char *name) {
 }
 
 static void drop_regions(void) {
+    for (int at = 0; at < REGIONS; at++)
+        if (regions[at].mw) {
+            ibv_dealloc_mw(regions[at].mw);
+            memset(&regions[at], 0, sizeof regions[at]);
+        }
     for (int at = 0; at < REGIONS; at++) {
         if (regions[at].mr) ibv_dereg_mr(regions[at].mr);
         free(regions[at].memory);
@@ -131,16 +145,17 @@ static void drop_regions(void) {
     }
 }
 
-/* Forgets the connection and everything that belongs to it; the listener stays. */
+/* Forgets the streams and everything that belongs to them; the listener stays. */
 static void forget(void) {
-    if (request) {
-        rdma_reject(request, NULL, 0);
-        rdma_destroy_id(request);
-    }
-    if (id) {
-        if (id->qp) {
-            rdma_disconnect(id);
-            rdma_destroy_qp(id);
+    for (int at = 0; at < 2; at++) {
+        struct stream *of = &streams[at];
+        if (of->request) {
+            rdma_reject(of->request, NULL, 0);
+            rdma_destroy_id(of->request);
+        }
+        if (of->id && of->id->qp) {
+            rdma_disconnect(of->id);
+            rdma_destroy_qp(of->id);
         }
     }
     drop_regions();
@@ -154,12 +169,15 @@ static void forget(void) {
             rdma_destroy_id(late);
         }
     }
-    if (id) rdma_destroy_id(id);
-    if (cq) ibv_destroy_cq(cq);
+    for (int at = 0; at < 2; at++) {
+        struct stream *of = &streams[at];
+        if (of->id) rdma_destroy_id(of->id);
+        if (of->cq) ibv_destroy_cq(of->cq);
+        if (of->channel) ibv_destroy_comp_channel(of->channel);
+    }
+    memset(streams, 0, sizeof streams);
     if (other_pd) ibv_dealloc_pd(other_pd);
     if (pd) ibv_dealloc_pd(pd);
-    request = id = NULL;
-    cq = NULL;
     pd = other_pd = NULL;
 }
 
@@ -184,7 +202,7 @@ static void do_await(const char *line) {
             rdma_ack_cm_event(event);
             continue;
         }
-        request = event->id;
+        stream->request = event->id;
         char private_data[1200];
         hex(event->param.conn.private_data, event->param.conn.private_data_len, private_data);
         ok(",\"private\":\"%s\",\"ird\":%u,\"ord\":%u", private_data, event->param.conn.responder_resources,
@@ -197,23 +215,28 @@ static void do_await(const char *line) {
 
 static int make_queues(struct rdma_cm_id *of) {
     struct ibv_qp_init_attr wanted = {
-        .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1},
+        .cap = {.max_send_wr = DEPTH,
+                .max_recv_wr = DEPTH,
+                .max_send_sge = ELEMENTS,
+                .max_recv_sge = 1,
+                .max_inline_data = INLINE},
         .qp_type = IBV_QPT_RC,
         .sq_sig_all = 1,
     };
-    pd = ibv_alloc_pd(of->verbs);
-    cq = ibv_create_cq(of->verbs, 4 * DEPTH, NULL, NULL, 0);
-    if (!pd || !cq) return -1;
-    wanted.send_cq = wanted.recv_cq = cq;
+    if (!pd) pd = ibv_alloc_pd(of->verbs);
+    stream->channel = ibv_create_comp_channel(of->verbs);
+    stream->cq = ibv_create_cq(of->verbs, 4 * DEPTH, NULL, stream->channel, 0);
+    if (!pd || !stream->channel || !stream->cq) return -1;
+    wanted.send_cq = wanted.recv_cq = stream->cq;
     return rdma_create_qp(of, pd, &wanted);
 }
 
 /* Makes the queue pair of the request, without accepting it yet: regions and receives come before. */
 static void do_prepare(void) {
-    if (!request) return fail("no request");
-    if (make_queues(request)) return failed("rdma_create_qp");
-    id = request;
-    request = NULL;
+    if (!stream->request) return fail("no request");
+    if (make_queues(stream->request)) return failed("rdma_create_qp");
+    stream->id = stream->request;
+    stream->request = NULL;
     ok("");
 }
 
@@ -229,18 +252,18 @@ static struct rdma_conn_param parameters(const char *line, unsigned char *privat
 static void do_accept(const char *line) {
     unsigned char private_data[512];
     struct rdma_conn_param wanted = parameters(line, private_data);
-    if (!id) return fail("not prepared");
-    if (rdma_accept(id, &wanted)) return failed("rdma_accept");
+    if (!stream->id) return fail("not prepared");
+    if (rdma_accept(stream->id, &wanted)) return failed("rdma_accept");
     ok("");
 }
 
 static void do_reject(const char *line) {
     unsigned char private_data[255];
     size_t length = octets(line, "private", private_data, sizeof private_data);
-    if (!request) return fail("no request");
-    if (rdma_reject(request, private_data, length)) return failed("rdma_reject");
-    rdma_destroy_id(request);
-    request = NULL;
+    if (!stream->request) return fail("no request");
+    if (rdma_reject(stream->request, private_data, length)) return failed("rdma_reject");
+    rdma_destroy_id(stream->request);
+    stream->request = NULL;
     ok("");
 }
 
@@ -253,23 +276,52 @@ static void do_event(const char *line) {
 
 /* Memory. */
 
-static void do_reg(const char *line) {
-    char name[16], access[64], domain[16];
-    text(line, "name", name, sizeof name);
+static struct region *free_region(void) {
+    for (int at = 0; at < REGIONS; at++)
+        if (!regions[at].memory) return &regions[at];
+    return NULL;
+}
+
+static int rights(const char *line) {
+    char access[64];
     text(line, "access", access, sizeof access);
+    return (strstr(access, "write") ? IBV_ACCESS_REMOTE_WRITE : 0) |
+           (strstr(access, "read") ? IBV_ACCESS_REMOTE_READ : 0) |
+           (strstr(access, "atomic") ? IBV_ACCESS_REMOTE_ATOMIC : 0) | (strstr(access, "bind") ? IBV_ACCESS_MW_BIND : 0);
+}
+
+/* Octets of a region from `at` on: "data", or "letters", the lab's len:N, or "octet" for all of them. */
+static void fill(const char *line, struct region *region, size_t at) {
+    unsigned char *to = region->memory + at;
+    size_t room = region->size - at;
+    if (field(line, "data"))
+        octets(line, "data", to, room);
+    else if (field(line, "letters"))
+        for (size_t n = 0, first = number(line, "letters", 0); n < room; n++) to[n] = 'a' + (first + n) % 26;
+    else
+        memset(to, number(line, "octet", 0), room);
+}
+
+static void do_fill(const char *line, struct region *region) {
+    size_t at = number(line, "at", 0);
+    if (at > region->size) return fail("outside of the region");
+    fill(line, region, at);
+    ok("");
+}
+
+static void do_reg(const char *line) {
+    char name[16], domain[16];
+    text(line, "name", name, sizeof name);
     text(line, "domain", domain, sizeof domain);
-    if (!id || find(name)) return fail("no queue pair, or region %s exists", name);
-    struct region *region = NULL;
-    for (int at = 0; at < REGIONS && !region; at++)
-        if (!regions[at].memory) region = &regions[at];
+    if (!stream->id || find(name)) return fail("no queue pair, or region %s exists", name);
+    struct region *region = free_region();
     if (!region) return fail("too many regions");
-    if (!strcmp(domain, "other") && !other_pd && !(other_pd = ibv_alloc_pd(id->verbs))) return failed("ibv_alloc_pd");
-    int flags = IBV_ACCESS_LOCAL_WRITE;
-    if (strstr(access, "write")) flags |= IBV_ACCESS_REMOTE_WRITE;
-    if (strstr(access, "read")) flags |= IBV_ACCESS_REMOTE_READ;
+    if (!strcmp(domain, "other") && !other_pd && !(other_pd = ibv_alloc_pd(stream->id->verbs)))
+        return failed("ibv_alloc_pd");
+    int flags = IBV_ACCESS_LOCAL_WRITE | rights(line);
     region->size = number(line, "size", 64);
     if (posix_memalign((void **)&region->memory, 4096, region->size + 1)) return fail("no memory");
-    memset(region->memory, number(line, "octet", 0), region->size);
+    fill(line, region, 0);
     region->mr = ibv_reg_mr(strcmp(domain, "other") ? pd : other_pd, region->memory, region->size, flags);
     if (!region->mr) {
         free(region->memory);
@@ -282,9 +334,49 @@ static void do_reg(const char *line) {
 }
 
 static void do_dereg(struct region *region) {
+    if (region->mw) {
+        if (ibv_dealloc_mw(region->mw)) return failed("ibv_dealloc_mw");
+        memset(region, 0, sizeof *region);
+        return ok("");
+    }
     if (!region->mr || ibv_dereg_mr(region->mr)) return failed("ibv_dereg_mr");
     region->mr = NULL;
     ok("");
+}
+
+/* Awaits the completion of a work request of the agent's own. */
+static int await_own(uint64_t own) {
+    struct ibv_wc done;
+    for (int tries = 0; tries < 4000; tries++) {
+        if (ibv_poll_cq(stream->cq, 1, &done) == 1) return done.wr_id == own && done.status == IBV_WC_SUCCESS;
+        usleep(500);
+    }
+    return 0;
+}
+
+/* Binds a window of type 2 to a part of a region by the stream's queue pair. */
+static void do_bind(const char *line) {
+    char name[16], of[16];
+    text(line, "name", name, sizeof name);
+    text(line, "region", of, sizeof of);
+    struct region *region = find(of), *window = free_region();
+    if (!stream->id || !region || !region->mr || find(name) || !window)
+        return fail("no queue pair, no region %s, or window %s exists", of, name);
+    size_t at = number(line, "at", 0), size = number(line, "size", region->size - at);
+    if (!(window->mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2))) return failed("ibv_alloc_mw");
+    snprintf(window->name, sizeof window->name, "%s", name);
+    window->memory = region->memory + at;
+    window->size = size;
+    struct ibv_send_wr *bad, work = {.wr_id = UINT64_MAX, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED};
+    work.bind_mw.mw = window->mw;
+    work.bind_mw.rkey = ibv_inc_rkey(window->mw->rkey);
+    work.bind_mw.bind_info = (struct ibv_mw_bind_info){
+        .mr = region->mr, .addr = (uintptr_t)window->memory, .length = size, .mw_access_flags = rights(line)};
+    errno = ibv_post_send(stream->id->qp, &work, &bad);
+    if (errno) return failed("ibv_post_send");
+    if (!await_own(UINT64_MAX)) return fail("the window is not bound");
+    ok(",\"stag\":%u,\"base\":%llu,\"size\":%zu", work.bind_mw.rkey, (unsigned long long)(uintptr_t)window->memory,
+       size);
 }
 
 static void do_peek(const char *line, struct region *region) {
@@ -297,28 +389,83 @@ static void do_peek(const char *line, struct region *region) {
 
 /* Work. */
 
+static const struct {
+    const char *name;
+    enum ibv_wr_opcode opcode;
+    int flags;
+} operations[] = {
+    {"send", IBV_WR_SEND, 0},
+    {"send-se", IBV_WR_SEND, IBV_SEND_SOLICITED},
+    {"send-inv", IBV_WR_SEND_WITH_INV, 0},
+    {"send-se-inv", IBV_WR_SEND_WITH_INV, IBV_SEND_SOLICITED},
+    {"write", IBV_WR_RDMA_WRITE, 0},
+    {"write-imm", IBV_WR_RDMA_WRITE_WITH_IMM, 0},
+    {"read", IBV_WR_RDMA_READ, 0},
+    {"fetchadd", IBV_WR_ATOMIC_FETCH_AND_ADD, 0},
+    {"cmpswap", IBV_WR_ATOMIC_CMP_AND_SWP, 0},
+};
+
+/* Posts a work request: "size" octets at "at", in "elements" elements "step" octets apart. */
 static void do_post(const char *line, struct region *region) {
     char op[16];
     text(line, "op", op, sizeof op);
     size_t at = number(line, "at", 0), length = number(line, "size", region->size);
-    if (!id || !id->qp) return fail("no queue pair");
-    struct ibv_sge place = {
-        .addr = (uintptr_t)region->memory + at,
-        .length = length,
-        .lkey = region->mr ? region->mr->lkey : 0,
-    };
+    unsigned count = number(line, "elements", length ? 1 : 0);
+    if (!stream->id || !stream->id->qp || count > ELEMENTS) return fail("no queue pair, or too many elements");
+    struct ibv_sge places[ELEMENTS];
+    for (unsigned n = 0; n < count; n++)
+        places[n] = (struct ibv_sge){
+            .addr = (uintptr_t)region->memory + at + n * number(line, "step", 0),
+            .length = length / count,
+            .lkey = number(line, "lkey", region->mr ? region->mr->lkey : 0),
+        };
     uint64_t number_of = number(line, "id", 0);
     if (!strcmp(op, "recv")) {
-        struct ibv_recv_wr work = {.wr_id = number_of, .sg_list = &place, .num_sge = length ? 1 : 0}, *bad;
-        errno = ibv_post_recv(id->qp, &work, &bad);
+        struct ibv_recv_wr work = {.wr_id = number_of, .sg_list = places, .num_sge = count}, *bad;
+        errno = ibv_post_recv(stream->id->qp, &work, &bad);
         return errno ? failed("ibv_post_recv") : ok("");
     }
-    struct ibv_send_wr work = {.wr_id = number_of, .sg_list = &place, .num_sge = length ? 1 : 0}, *bad;
-    work.opcode = !strcmp(op, "write") ? IBV_WR_RDMA_WRITE : !strcmp(op, "read") ? IBV_WR_RDMA_READ : IBV_WR_SEND;
-    work.wr.rdma.rkey = number(line, "stag", 0);
-    work.wr.rdma.remote_addr = number(line, "to", 0);
-    errno = ibv_post_send(id->qp, &work, &bad);
+    struct ibv_send_wr work = {.wr_id = number_of, .sg_list = places, .num_sge = count}, *bad;
+    size_t kind = 0;
+    while (kind < sizeof operations / sizeof *operations && strcmp(op, operations[kind].name)) kind++;
+    if (kind == sizeof operations / sizeof *operations) return fail("operation %s is unknown", op);
+    work.opcode = operations[kind].opcode;
+    work.send_flags = operations[kind].flags | (number(line, "fence", 0) ? IBV_SEND_FENCE : 0) |
+                      (number(line, "inline", 0) ? IBV_SEND_INLINE : 0);
+    uint32_t stag = number(line, "stag", 0);
+    uint64_t to = number(line, "to", 0);
+    if (work.opcode == IBV_WR_SEND_WITH_INV) {
+        work.invalidate_rkey = stag;
+    } else if (work.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || work.opcode == IBV_WR_ATOMIC_CMP_AND_SWP) {
+        int adds = work.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+        work.wr.atomic.rkey = stag;
+        work.wr.atomic.remote_addr = to;
+        work.wr.atomic.compare_add = number(line, adds ? "add" : "compare", 0);
+        work.wr.atomic.swap = number(line, "swap", 0);
+    } else {
+        if (work.opcode == IBV_WR_RDMA_WRITE_WITH_IMM) work.imm_data = htonl(number(line, "imm", 0));
+        work.wr.rdma.rkey = stag;
+        work.wr.rdma.remote_addr = to;
+    }
+    errno = ibv_post_send(stream->id->qp, &work, &bad);
     errno ? failed("ibv_post_send") : ok("");
+}
+
+/* Asks for an event at the next completion, or at the next solicited one. */
+static void do_arm(const char *line) {
+    if (!stream->cq || ibv_req_notify_cq(stream->cq, number(line, "solicited", 0))) return failed("ibv_req_notify_cq");
+    ok("");
+}
+
+/* Whether that event comes within the time. */
+static void do_notified(const char *line) {
+    if (!stream->channel) return fail("no completion channel");
+    struct pollfd ready = {.fd = stream->channel->fd, .events = POLLIN};
+    struct ibv_cq *of;
+    void *context;
+    int comes = poll(&ready, 1, number(line, "ms", 1000)) == 1 && !ibv_get_cq_event(stream->channel, &of, &context);
+    if (comes) ibv_ack_cq_events(of, 1);
+    ok(",\"notified\":%d", comes);
 }
 
 /* The next completion, or none within the time. */
@@ -327,21 +474,25 @@ static void do_poll(const char *line) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t ms = number(line, "ms", 1000), end = now.tv_sec * 1000 + now.tv_nsec / 1000000 + ms;
     struct ibv_wc done;
-    if (!cq) return fail("no completion queue");
-    while (ibv_poll_cq(cq, 1, &done) == 0) {
+    if (!stream->cq) return fail("no completion queue");
+    while (ibv_poll_cq(stream->cq, 1, &done) == 0) {
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec * 1000 + now.tv_nsec / 1000000 >= end) return ok(",\"status\":\"none\"");
         usleep(500);
     }
-    ok(",\"id\":%llu,\"status\":\"%s\",\"size\":%u", (unsigned long long)done.wr_id,
-       done.status == IBV_WC_SUCCESS ? "success" : done.status == IBV_WC_WR_FLUSH_ERR ? "flushed" : "error",
-       done.status == IBV_WC_SUCCESS ? done.byte_len : 0);
+    int good = done.status == IBV_WC_SUCCESS;
+    char more[80] = "";
+    if (good && done.wc_flags & IBV_WC_WITH_INV)
+        snprintf(more, sizeof more, ",\"invalidated\":%u", done.invalidated_rkey);
+    if (good && done.wc_flags & IBV_WC_WITH_IMM) snprintf(more, sizeof more, ",\"imm\":%u", ntohl(done.imm_data));
+    ok(",\"id\":%llu,\"status\":\"%s\",\"size\":%u%s", (unsigned long long)done.wr_id,
+       good ? "success" : done.status == IBV_WC_WR_FLUSH_ERR ? "flushed" : "error", good ? done.byte_len : 0, more);
 }
 
 static void do_caps(void) {
     int count = 0;
     struct ibv_context **all = rdma_get_devices(&count);
-    ok(",\"version\":%d,\"devices\":%d,\"device\":\"%s\"", VERSION, count,
+    ok(",\"version\":%d,\"little\":%d,\"devices\":%d,\"device\":\"%s\"", VERSION, htonl(1) != 1, count,
        count ? ibv_get_device_name(all[0]->device) : "");
     if (all) rdma_free_devices(all);
 }
@@ -350,6 +501,7 @@ static void obey(const char *line) {
     char what[16], name[16];
     text(line, "do", what, sizeof what);
     text(line, "name", name, sizeof name);
+    stream = &streams[number(line, "on", 1) == 2];
     struct region *region = find(name);
     int needs_region = !strcmp(what, "dereg") || !strcmp(what, "fill") || !strcmp(what, "peek") || !strcmp(what, "post");
     if (needs_region && !region) return fail("no region %s", name);
@@ -365,12 +517,12 @@ static void obey(const char *line) {
     if (!strcmp(what, "peek")) return do_peek(line, region);
     if (!strcmp(what, "post")) return do_post(line, region);
     if (!strcmp(what, "poll")) return do_poll(line);
-    if (!strcmp(what, "fill")) {
-        memset(region->memory, number(line, "octet", 0), region->size);
-        return ok("");
-    }
+    if (!strcmp(what, "bind")) return do_bind(line);
+    if (!strcmp(what, "arm")) return do_arm(line);
+    if (!strcmp(what, "notified")) return do_notified(line);
+    if (!strcmp(what, "fill")) return do_fill(line, region);
     if (!strcmp(what, "disconnect")) {
-        if (!id || rdma_disconnect(id)) return failed("rdma_disconnect");
+        if (!stream->id || rdma_disconnect(stream->id)) return failed("rdma_disconnect");
         return ok("");
     }
     if (!strcmp(what, "forget")) {

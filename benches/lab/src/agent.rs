@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Version of the agent that this lab speaks with.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Port of the target on which the agent accepts streams of the lab.
 pub const STREAM_PORT: u16 = 7175;
@@ -16,6 +16,8 @@ pub const STREAM_PORT: u16 = 7175;
 pub struct Agent {
     connection: BufReader<TcpStream>,
     address: SocketAddr,
+    /// Byte order of the target.
+    pub is_little_endian: bool,
 }
 
 impl Agent {
@@ -41,6 +43,7 @@ impl Agent {
         let mut agent = Agent {
             connection: BufReader::new(stream),
             address,
+            is_little_endian: false,
         };
         let caps = agent.ask(&serde_json::json!({ "do": "caps" }))?;
         if caps["version"].as_u64() != Some(VERSION) {
@@ -52,6 +55,7 @@ impl Agent {
         if caps["devices"].as_u64() == Some(0) {
             bail!("the agent at {address} finds no RDMA device");
         }
+        agent.is_little_endian = caps["little"].as_u64() == Some(1);
         Ok(agent)
     }
 

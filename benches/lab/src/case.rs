@@ -113,6 +113,8 @@ pub struct Expr(pub Vec<(bool, Term)>);
 pub enum Term {
     Number(u64),
     Variable(String),
+    /// `$NAME*N`: the variable times N.
+    Product(String, u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,6 +124,13 @@ pub enum Value {
     Octets(Vec<u8>),
     /// `len:N`: N octets of a pattern.
     Pattern(Expr),
+    /// `long:N`: N in eight octets, most significant first; `native:N`: in the target's byte order.
+    Long {
+        value: Expr,
+        is_native: bool,
+    },
+    /// Octets one after the other, separated by commas.
+    Parts(Vec<Value>),
     Word(String),
 }
 
@@ -159,6 +168,8 @@ pub struct Alternative {
     pub code: Option<(u8, u8, u8)>,
     pub comparisons: Vec<Comparison>,
     pub within: Option<Duration>,
+    /// Segments of this kind may come before: `past=write`.
+    pub past: Option<String>,
     pub note: Option<String>,
     pub source: String,
 }
@@ -168,6 +179,8 @@ pub struct Step {
     pub line: usize,
     pub source: String,
     pub kind: StepKind,
+    /// Only with this value of a parameter: `when NAME=VALUE STEP`.
+    pub when: Option<(String, u64)>,
 }
 
 #[derive(Debug, Clone)]
@@ -189,6 +202,13 @@ pub enum StepKind {
     },
     /// Sends held segments as one.
     Flush(BTreeMap<String, Value>, Vec<String>),
+    /// Repeats the steps up to `Done`; `$i` counts from 0.
+    Repeat(Expr),
+    Done,
+    /// The steps from here on are about this stream, 1 or 2.
+    Stream(u64),
+    /// Whether the lab acknowledges what it receives.
+    Acks(bool),
 }
 
 #[derive(Debug, Clone)]
@@ -205,6 +225,10 @@ pub struct Case {
     pub regions: Vec<(String, BTreeMap<String, Value>)>,
     /// Receives that the agent posts before it accepts, and their size.
     pub receives: (u64, u64),
+    /// Fields of the agent's command to accept.
+    pub accepting: BTreeMap<String, Value>,
+    /// Streams that the agent accepts: 1 or 2.
+    pub streams: u64,
     pub smoke: bool,
     pub hazard: bool,
     /// Reason for differences to the catalogue, and other remarks.
@@ -254,6 +278,10 @@ const SEGMENTS: &[&str] = &[
     "send-se-inv",
     "terminate",
     "ddp",
+    "immediate",
+    "immediate-se",
+    "atomic",
+    "atomic-response",
 ];
 
 /// Fields that change how the octets of a message are put into TCP segments.
@@ -262,7 +290,7 @@ const TCP_FIELDS: &[&str] = &["cut", "offset", "gap"];
 const SEGMENT_FIELDS: &[&str] = &[
     "stag", "to", "qn", "msn", "mo", "dv", "rv", "op", "t", "l", "rsvd", "rrsvd", "data", "ulpdu",
     "keep", "pad", "sink", "sinkto", "size", "src", "srcto", "layer", "type", "code", "headers",
-    "adv", "flip",
+    "adv", "flip", "aop", "rid", "add", "swap", "mask", "compare", "cmask", "value", "segment",
 ];
 const SEGMENT_WORDS: &[&str] = &[
     "badcrc",
@@ -297,7 +325,10 @@ const STREAM_PATTERNS: &[&str] = &[
     "write",
     "readreq",
     "response",
+    "atomic",
+    "atomic-response",
     "fpdu",
+    "message",
     "nothing",
 ];
 const STATE_PATTERNS: &[&str] = &[
@@ -311,16 +342,47 @@ const STATE_PATTERNS: &[&str] = &[
     "mapped",
     "memory",
     "completion",
+    "answer",
+    "passed",
 ];
 
 /// Fields of commands for the agent.
 const AGENT_FIELDS: &[&str] = &[
-    "name", "size", "access", "domain", "octet", "op", "at", "stag", "to", "id", "private", "ird",
-    "ord", "ms",
+    "name",
+    "size",
+    "access",
+    "domain",
+    "octet",
+    "op",
+    "at",
+    "stag",
+    "to",
+    "id",
+    "private",
+    "ird",
+    "ord",
+    "ms",
+    "data",
+    "region",
+    "fence",
+    "inline",
+    "elements",
+    "step",
+    "lkey",
+    "add",
+    "swap",
+    "compare",
+    "imm",
+    "solicited",
 ];
+
+/// Variables of a region or window of the agent: `$NAME.stag` and the like.
+const PLACE: [&str; 4] = ["stag", "base", "end", "len"];
 
 struct Parser {
     params: Vec<String>,
+    /// Between `repeat` and `done`.
+    is_repeating: bool,
 }
 
 /// Splits a line at blanks, with quoted parts kept whole.
@@ -388,7 +450,10 @@ impl Parser {
             "mss",
             "target.port",
         ];
-        FIXED.contains(&name) || self.params.iter().any(|p| p == name)
+        FIXED.contains(&name)
+            || name.starts_with("last.")
+            || self.is_repeating && name == "i"
+            || self.params.iter().any(|p| p == name)
     }
 
     fn expr(&self, text: &str) -> Result<Expr, String> {
@@ -406,9 +471,16 @@ impl Parser {
                 }
                 continue;
             }
-            let parsed = match term.strip_prefix('$') {
-                Some(name) if self.known_variable(name) => Term::Variable(name.into()),
-                Some(name) => return Err(format!("variable ${name} is unknown")),
+            let parsed = match term
+                .strip_prefix('$')
+                .map(|name| (name, name.split_once('*')))
+            {
+                Some((_, Some((name, times)))) if self.known_variable(name) => Term::Product(
+                    name.into(),
+                    number(times).ok_or(format!("{times} is not a number"))?,
+                ),
+                Some((name, _)) if self.known_variable(name) => Term::Variable(name.into()),
+                Some((name, _)) => return Err(format!("variable ${name} is unknown")),
                 None => Term::Number(number(&term).ok_or(format!("{text} is not a number"))?),
             };
             terms.push((add, parsed));
@@ -422,12 +494,21 @@ impl Parser {
         if let Some(text) = unquoted(text) {
             return Ok(Value::Octets(text.replace("\\r\\n", "\r\n").into_bytes()));
         }
+        let is_octets = ["data", "pd", "extra", "private"].contains(&field);
+        if is_octets && text.contains(',') {
+            let parts = text.split(',').map(|part| self.value(field, part));
+            return Ok(Value::Parts(parts.collect::<Result<_, _>>()?));
+        }
         if let Some(length) = text.strip_prefix("len:") {
             return Ok(Value::Pattern(self.expr(length)?));
         }
-        if ["data", "pd", "extra", "private"].contains(&field)
-            && let Some(digits) = text.strip_prefix("0x")
-        {
+        for (prefix, is_native) in [("long:", false), ("native:", true)] {
+            if let Some(value) = text.strip_prefix(prefix) {
+                let value = self.expr(value)?;
+                return Ok(Value::Long { value, is_native });
+            }
+        }
+        if is_octets && let Some(digits) = text.strip_prefix("0x") {
             let octets = (0..digits.len())
                 .step_by(2)
                 .map(|at| digits.get(at..at + 2));
@@ -438,7 +519,8 @@ impl Parser {
             })?));
         }
         const WORDS: &[&str] = &[
-            "quotes", "layout", "name", "access", "domain", "op", "status",
+            "quotes", "layout", "name", "access", "domain", "op", "status", "region", "kind",
+            "event", "octet",
         ];
         let is_word = text.starts_with(|first: char| first.is_ascii_alphabetic());
         if WORDS.contains(&field) && is_word || field == "data" && text == "region" {
@@ -532,6 +614,7 @@ impl Parser {
             code: None,
             comparisons: Vec::new(),
             within: None,
+            past: None,
             note: None,
             source: source.into(),
         };
@@ -546,6 +629,11 @@ impl Parser {
             } else if let Some(time) = part.strip_prefix("within=") {
                 result.within =
                     Some(duration(time).ok_or(format!("{time} is no time like 5s or 200ms"))?);
+            } else if let Some(kind) = part.strip_prefix("past=") {
+                if !STREAM_PATTERNS.contains(&kind) {
+                    return Err(format!("past={kind} is unknown"));
+                }
+                result.past = Some(kind.into());
             } else if name == "terminate" && part.contains('/') {
                 let numbers: Option<Vec<u8>> = part
                     .split('/')
@@ -564,11 +652,72 @@ impl Parser {
 
     fn comparison(&self, part: &str) -> Result<Comparison, String> {
         const FIELDS: &[&str] = &[
-            "m", "c", "r", "s", "res", "rev", "ird", "ord", "abcd", "pd", "pdlen", "op", "t", "l",
-            "stag", "to", "qn", "msn", "mo", "dv", "rv", "rsvd", "rrsvd", "len", "data", "sink",
-            "sinkto", "size", "src", "srcto", "headers", "quotes", "reserved", "markers", "layer",
-            "type", "code", "mss", "df", "ttl", "layout", "sum", "kind", "ver", "ipv", "port",
-            "cport", "handle", "name", "at", "octet", "id", "status",
+            "m",
+            "c",
+            "r",
+            "s",
+            "res",
+            "rev",
+            "ird",
+            "ord",
+            "abcd",
+            "pd",
+            "pdlen",
+            "op",
+            "t",
+            "l",
+            "stag",
+            "to",
+            "qn",
+            "msn",
+            "mo",
+            "dv",
+            "rv",
+            "rsvd",
+            "rrsvd",
+            "len",
+            "data",
+            "sink",
+            "sinkto",
+            "size",
+            "src",
+            "srcto",
+            "headers",
+            "quotes",
+            "reserved",
+            "markers",
+            "layer",
+            "type",
+            "code",
+            "mss",
+            "df",
+            "ttl",
+            "layout",
+            "sum",
+            "kind",
+            "ver",
+            "ipv",
+            "port",
+            "cport",
+            "handle",
+            "name",
+            "at",
+            "octet",
+            "id",
+            "status",
+            "segments",
+            "aop",
+            "rid",
+            "add",
+            "swap",
+            "mask",
+            "compare",
+            "cmask",
+            "value",
+            "invalidated",
+            "imm",
+            "notified",
+            "event",
         ];
         let operators = [
             ("!=", Operator::NotEqual),
@@ -660,7 +809,10 @@ pub fn parse(file: &str, text: &str) -> Result<Case, CaseError> {
             _ => lines.push((index + 1, line.to_owned())),
         }
     }
-    let mut parser = Parser { params: Vec::new() };
+    let mut parser = Parser {
+        params: Vec::new(),
+        is_repeating: false,
+    };
     let mut case: Option<Case> = None;
     for (at, line) in lines {
         let parts = words(&line).map_err(|text| fail(at, text))?;
@@ -687,6 +839,8 @@ pub fn parse(file: &str, text: &str) -> Result<Case, CaseError> {
                 opening: BTreeMap::new(),
                 regions: Vec::new(),
                 receives: (0, 0),
+                accepting: BTreeMap::new(),
+                streams: 1,
                 smoke: false,
                 hazard: false,
                 remarks: Vec::new(),
@@ -705,6 +859,9 @@ pub fn parse(file: &str, text: &str) -> Result<Case, CaseError> {
             .map_err(|text| fail(at, text))?;
     }
     let case = case.ok_or_else(|| fail(1, "no case in this file".into()))?;
+    if parser.is_repeating {
+        return Err(fail(1, "repeat without done".into()));
+    }
     let missing = if case.rules.is_empty() {
         Some("a line beginning with rfc")
     } else if case.steps.is_empty() {
@@ -734,11 +891,32 @@ impl Parser {
         rest: &[String],
     ) -> Result<(), String> {
         let source = line.trim();
+        if verb == "when" {
+            const EXPECTED: &str = "expected: when NAME=VALUE STEP";
+            let [condition, verb, rest @ ..] = rest else {
+                return Err(EXPECTED.into());
+            };
+            let (name, value) = condition.split_once('=').ok_or(EXPECTED)?;
+            if !case.params.iter().any(|(param, _)| param == name) {
+                return Err(format!("{name} is no parameter"));
+            }
+            let value = number(value).ok_or(EXPECTED)?;
+            let before = case.steps.len();
+            self.statement(case, at, line, verb, rest)?;
+            return match case.steps.get_mut(before) {
+                Some(step) => {
+                    step.when = Some((name.into(), value));
+                    Ok(())
+                }
+                None => Err(format!("{verb} is no step")),
+            };
+        }
         let mut step = |kind| {
             case.steps.push(Step {
                 line: at,
                 source: source.to_owned(),
                 kind,
+                when: None,
             })
         };
         match verb {
@@ -784,9 +962,8 @@ impl Parser {
             "region" => {
                 let (name, rest) = rest.split_first().ok_or("region of which name?")?;
                 let (fields, _) = self.fields(rest, &[AGENT_FIELDS], &[])?;
-                for part in ["stag", "base", "end", "len"] {
-                    self.params.push(format!("{name}.{part}"));
-                }
+                self.params
+                    .extend(PLACE.map(|part| format!("{name}.{part}")));
                 case.regions.push((name.clone(), fields));
             }
             "receives" => match rest {
@@ -796,9 +973,41 @@ impl Parser {
                 }
                 _ => return Err("expected: receives COUNT size=OCTETS".into()),
             },
+            "accept" => case.accepting = self.fields(rest, &[AGENT_FIELDS], &[])?.0,
+            "streams" => match rest {
+                [count] if count == "2" => case.streams = 2,
+                _ => return Err("expected: streams 2".into()),
+            },
+            "stream" => match rest {
+                [one] if one == "1" => step(StepKind::Stream(1)),
+                [two] if two == "2" => step(StepKind::Stream(2)),
+                _ => return Err("expected: stream 1, or stream 2".into()),
+            },
+            "acks" => match rest {
+                [on] if on == "on" => step(StepKind::Acks(true)),
+                [off] if off == "off" => step(StepKind::Acks(false)),
+                _ => return Err("expected: acks on, or acks off".into()),
+            },
+            "repeat" => match rest {
+                [count] if !self.is_repeating => {
+                    step(StepKind::Repeat(self.expr(count)?));
+                    self.is_repeating = true;
+                }
+                _ => return Err("expected: repeat COUNT, not within another".into()),
+            },
+            "done" if rest.is_empty() && self.is_repeating => {
+                step(StepKind::Done);
+                self.is_repeating = false;
+            }
             "agent" => {
                 let (what, rest) = rest.split_first().ok_or("agent what?")?;
                 let (fields, _) = self.fields(rest, &[AGENT_FIELDS], &[])?;
+                if let (Some(Value::Word(name)), "reg" | "bind") =
+                    (fields.get("name"), what.as_str())
+                {
+                    self.params
+                        .extend(PLACE.map(|part| format!("{name}.{part}")));
+                }
                 step(StepKind::Agent {
                     what: what.clone(),
                     fields,
@@ -819,7 +1028,8 @@ impl Parser {
             },
             "send" => step(self.send(rest)?),
             "flush" => {
-                let (fields, words) = self.fields(rest, &[TCP_FIELDS], &["each", "nopush"])?;
+                let known = [TCP_FIELDS, &["keep"]];
+                let (fields, words) = self.fields(rest, &known, &["each", "nopush"])?;
                 step(StepKind::Flush(fields, words));
             }
             "want" | "then" => {

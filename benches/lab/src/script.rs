@@ -18,8 +18,8 @@ use crate::mapper::{MapperMessage, MapperPort, PORT, kind};
 use crate::stream::{Broken, Event, Opening, PING_SIZE, Phase, Region, Role, Stream};
 use crate::tcp::{Line, SegmentOptions, SynOptions, Tcp};
 use crate::wire::{
-    CrcField, FpduOptions, MpaFrame, REPLY_KEY, REQUEST_KEY, ReadRequest, Segment, Terminate, fpdu,
-    opcode,
+    AtomicRequest, AtomicResponse, CrcField, FpduOptions, MpaFrame, REPLY_KEY, REQUEST_KEY,
+    ReadRequest, Segment, Terminate, fpdu, opcode,
 };
 
 /// A verdict only worsens.
@@ -231,6 +231,18 @@ impl Target {
     }
 }
 
+/// Octets on their way of a message that is sent in many segments.
+const IN_FLIGHT: u32 = 16_384;
+
+/// Most octets that the agent shows at a time.
+const PEEK: u64 = 1024;
+
+/// Letters of the pattern `len:N`.
+const LETTERS: u64 = 26;
+
+/// The agent's answers that are kept in the notes.
+const NOTES: usize = 200;
+
 struct Script<'a> {
     target: &'a Target,
     case: &'a Case,
@@ -244,6 +256,20 @@ struct Script<'a> {
     agent: Option<MutexGuard<'a, Agent>>,
     /// Places of the agent's regions: `NAME.stag` and the like.
     places: BTreeMap<String, u64>,
+    /// Number of the stream that the steps are about.
+    on: u64,
+    /// The stream that the steps are not about.
+    other: Option<Stream>,
+    /// Round of the steps that are repeated.
+    round: u64,
+    /// The agent's last answer to a step.
+    answer: serde_json::Value,
+    /// The target's last event.
+    last: Option<Event>,
+    /// Segments of the last message.
+    segments: u64,
+    /// Payload of the segments that the last `past=` passed over.
+    passed: Vec<u8>,
     outcome: Outcome,
 }
 
@@ -264,6 +290,13 @@ pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome
         mapper: None,
         agent: None,
         places: BTreeMap::new(),
+        on: 1,
+        other: None,
+        round: 0,
+        answer: serde_json::Value::Null,
+        last: None,
+        segments: 0,
+        passed: Vec::new(),
         outcome,
     };
     let begun = script.begin().or_else(|error| {
@@ -287,7 +320,7 @@ pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome
         }
     }
     let mut outcome = script.outcome;
-    if let Some(mut stream) = script.stream {
+    for mut stream in script.stream.into_iter().chain(script.other) {
         for text in std::mem::take(&mut stream.violations) {
             outcome.worsen(
                 Verdict::Fail,
@@ -335,66 +368,102 @@ impl Script<'_> {
         self.agent = None;
         let agent = target.agent.as_ref().context("the case needs --agent")?;
         self.agent = Some(agent.lock().unwrap_or_else(PoisonError::into_inner));
-        let none = BTreeMap::new();
-        self.command("forget", &none)?;
+        self.on = 1;
+        self.other = None;
+        self.command("forget", &BTreeMap::new())?;
         self.ask(&serde_json::json!({ "do": "listen", "port": STREAM_PORT }))?;
+        self.open_with_agent()?;
+        if self.case.streams == 2 {
+            self.use_stream(2);
+            self.open_with_agent()?;
+            self.use_stream(1);
+        }
+        Ok(())
+    }
+
+    /// Lets the steps be about the first or the second stream.
+    fn use_stream(&mut self, number: u64) {
+        if self.on != number {
+            self.on = number;
+            std::mem::swap(&mut self.stream, &mut self.other);
+        }
+    }
+
+    fn open_with_agent(&mut self) -> Result<()> {
+        let case = self.case;
         self.connect(&SynOptions::default())?;
         let opening = self.opening()?;
         self.stream()?.send_frame(&opening.frame(REQUEST_KEY));
-        let ms = target.patience.as_millis() as u64;
-        self.ask(&serde_json::json!({ "do": "await", "ms": ms }))?;
-        if self.case.start == Start::Asked {
+        let patience = self.target.patience;
+        self.ask(&serde_json::json!({ "do": "await", "ms": patience.as_millis() as u64 }))?;
+        if case.start == Start::Asked {
             return Ok(());
         }
-        self.command("prepare", &none)?;
-        let case = self.case;
-        for (name, fields) in &case.regions {
-            let mut command = self.words("reg", fields)?;
-            command["name"] = name.as_str().into();
-            let answer = self.ask(&command)?;
-            let number = |field: &str| answer[field].as_u64().unwrap_or(0);
-            let (stag, base, size) = (number("stag"), number("base"), number("size"));
-            for (part, value) in [
-                ("stag", stag),
-                ("base", base),
-                ("end", base.wrapping_add(size)),
-                ("len", size),
-            ] {
-                self.places.insert(format!("{name}.{part}"), value);
-            }
-            if name == "r" {
-                self.stream()?.region = Some(Region {
-                    stag: stag as u32,
-                    base,
-                    len: size as u32,
-                });
+        self.command("prepare", &BTreeMap::new())?;
+        if self.on == 1 {
+            for (name, fields) in &case.regions {
+                let mut command = self.words("reg", fields)?;
+                command["name"] = name.as_str().into();
+                let answer = self.ask(&command)?;
+                self.remember(name, &answer);
             }
         }
+        if let Some(stag) = self.places.get("r.stag") {
+            let place = |part: &str| self.places.get(part).copied().unwrap_or(0);
+            let region = Region {
+                stag: *stag as u32,
+                base: place("r.base"),
+                len: place("r.len") as u32,
+            };
+            self.stream()?.region = Some(region);
+        }
         let (count, size) = case.receives;
+        let name = if self.on == 1 {
+            "receives"
+        } else {
+            "receives2"
+        };
         if count > 0 {
             self.ask(&serde_json::json!({
-                "do": "reg", "name": "receives", "size": (count * size).max(1), "access": "",
+                "do": "reg", "name": name, "size": (count * size).max(1), "access": "",
             }))?;
         }
         for index in 0..count {
             self.ask(&serde_json::json!({
-                "do": "post", "op": "recv", "name": "receives", "at": index * size, "size": size,
+                "do": "post", "op": "recv", "name": name, "at": index * size, "size": size,
                 "id": index + 1,
             }))?;
         }
-        self.command("accept", &none)?;
-        match self.stream()?.event(target.patience) {
+        self.command("accept", &case.accepting)?;
+        match self.stream()?.event(patience) {
             Event::Mpa(frame) if !frame.rejected() => Ok(()),
             event => bail!("not opened; the target's next step: {}", event.describe()),
         }
     }
 
+    /// Keeps the place of a region or window that the agent made.
+    fn remember(&mut self, name: &str, answer: &serde_json::Value) {
+        let number = |field: &str| answer[field].as_u64().unwrap_or(0);
+        let (stag, base, size) = (number("stag"), number("base"), number("size"));
+        for (part, value) in [
+            ("stag", stag),
+            ("base", base),
+            ("end", base.wrapping_add(size)),
+            ("len", size),
+        ] {
+            self.places.insert(format!("{name}.{part}"), value);
+        }
+    }
+
     fn ask(&mut self, command: &serde_json::Value) -> Result<serde_json::Value> {
         let agent = self.agent.as_mut().context("the case lacks start agent")?;
-        let answer = agent.ask(command)?;
-        self.outcome
-            .notes
-            .push(format!("agent: {command} -> {answer}"));
+        let mut command = command.clone();
+        command["on"] = self.on.into();
+        let answer = agent.ask(&command)?;
+        if self.outcome.notes.len() < NOTES {
+            let note = format!("agent: {command} -> {answer}");
+            self.outcome.notes.push(note);
+        }
         Ok(answer)
     }
 
@@ -402,10 +471,15 @@ impl Script<'_> {
     fn words(&mut self, what: &str, fields: &BTreeMap<String, Value>) -> Result<serde_json::Value> {
         let mut command = serde_json::json!({ "do": what });
         for (name, value) in fields {
+            // The same octets as of the lab's len:N.
+            if name == "octet" && *value == Value::Word("letters".into()) {
+                command["letters"] = (self.seed % LETTERS).into();
+                continue;
+            }
             command[name.as_str()] = match value {
                 Value::Word(word) => word.as_str().into(),
                 Value::Expr(expr) => self.number(expr)?.into(),
-                Value::Octets(_) | Value::Pattern(_) => {
+                Value::Octets(_) | Value::Pattern(_) | Value::Long { .. } | Value::Parts(_) => {
                     let octets = self.octets(fields, name)?.unwrap_or_default();
                     let digits: Vec<_> = octets.iter().map(|o| format!("{o:02x}")).collect();
                     digits.concat().into()
@@ -417,7 +491,11 @@ impl Script<'_> {
 
     fn command(&mut self, what: &str, fields: &BTreeMap<String, Value>) -> Result<()> {
         let command = self.words(what, fields)?;
-        self.ask(&command).map(|_| ())
+        self.answer = self.ask(&command)?;
+        if let (Some(name), Some(_)) = (command["name"].as_str(), self.answer.get("stag")) {
+            self.remember(name, &self.answer.clone());
+        }
+        Ok(())
     }
 
     /// Compares octets of a region: `name=`, `at=`, and `data=`, or `octet=` for all of them.
@@ -432,18 +510,30 @@ impl Script<'_> {
         };
         let data = self.octets(&fields, "data")?;
         let octet = self.get(&fields, "octet")?;
-        let mut command = serde_json::json!({ "do": "peek", "name": name });
-        if let Some(at) = self.get(&fields, "at")? {
-            command["at"] = at.into();
+        let at = self.get(&fields, "at")?.unwrap_or(0);
+        let size = match (&data, self.get(&fields, "size")?) {
+            (Some(data), _) => data.len() as u64,
+            (None, Some(size)) => size,
+            (None, None) => match self.places.get(&format!("{name}.len")) {
+                Some(length) => length - at,
+                None => bail!("want memory without data= or size="),
+            },
+        };
+        let mut got = Vec::new();
+        while (got.len() as u64) < size {
+            let done = got.len() as u64;
+            let answer = self.ask(&serde_json::json!({
+                "do": "peek", "name": name, "at": at + done, "size": (size - done).min(PEEK),
+            }))?;
+            let digits = answer["data"].as_str().unwrap_or_default();
+            got.extend(
+                (0..digits.len() / 2)
+                    .filter_map(|at| u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()),
+            );
+            if got.len() as u64 == done {
+                bail!("the agent shows no octets of {name}");
+            }
         }
-        if let Some(data) = &data {
-            command["size"] = data.len().into();
-        }
-        let answer = self.ask(&command)?;
-        let digits = answer["data"].as_str().unwrap_or_default();
-        let got: Vec<u8> = (0..digits.len() / 2)
-            .filter_map(|at| u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok())
-            .collect();
         let differs = match (&data, octet) {
             (Some(data), _) => (0..data.len()).find(|at| got.get(*at) != data.get(*at)),
             (None, Some(octet)) => got.iter().position(|o| u64::from(*o) != octet),
@@ -466,11 +556,12 @@ impl Script<'_> {
         // Acknowledges what arrives meanwhile.
         let until = Instant::now() + patience;
         let answer = loop {
+            let notes = self.outcome.notes.len();
             let answer = self.ask(&serde_json::json!({ "do": "poll", "ms": 20 }))?;
             if answer["status"] != "none" || Instant::now() >= until {
                 break answer;
             }
-            self.outcome.notes.pop();
+            self.outcome.notes.truncate(notes);
             let soon = Instant::now() + Duration::from_millis(5);
             if let Some(stream) = &mut self.stream {
                 while stream.tcp.pump(soon) {}
@@ -480,23 +571,67 @@ impl Script<'_> {
             "completion {} of {} octets: {}",
             answer["id"], answer["size"], answer["status"]
         );
+        self.compare_answer(alternatives, &answer, &actual)
+    }
+
+    /// The agent's answer to the step before: fields as `event=`, `notified=`.
+    fn want_answer(&mut self, alternatives: &[Alternative]) -> Result<bool> {
+        let answer = self.answer.clone();
+        self.compare_answer(alternatives, &answer, &answer.to_string())
+    }
+
+    fn compare_answer(
+        &mut self,
+        alternatives: &[Alternative],
+        answer: &serde_json::Value,
+        actual: &str,
+    ) -> Result<bool> {
         for alternative in alternatives {
             let mut good = true;
             for comparison in &alternative.comparisons {
-                good &= match &comparison.value {
-                    Value::Word(word) => answer[comparison.field.as_str()] == word.as_str(),
-                    Value::Expr(expr) => {
-                        let number = self.number(expr)?;
-                        answer[comparison.field.as_str()].as_u64() == Some(number)
-                    }
-                    _ => bail!("want completion compares id, size and status"),
+                let found = &answer[comparison.field.as_str()];
+                let equal = match &comparison.value {
+                    Value::Word(word) => found == word.as_str(),
+                    Value::Expr(expr) => found.as_u64() == Some(self.number(expr)?),
+                    _ => bail!("{} is a word or a number", comparison.field),
+                };
+                good &= match comparison.operator {
+                    Operator::Equal => equal,
+                    Operator::NotEqual => !equal,
+                    _ => bail!("{} compares with = and !=", comparison.field),
                 };
             }
             if good {
-                return self.decide(alternative, true, &actual);
+                return self.decide(alternative, true, actual);
             }
         }
-        self.decide(first, false, &actual)
+        self.decide(&alternatives[0], false, actual)
+    }
+
+    /// Payload of the segments that `past=` passed over: `octet=` for all of them.
+    fn want_passed(&mut self, wanted: &Alternative) -> Result<bool> {
+        let mut good = true;
+        let mut actual = format!("{} octets", self.passed.len());
+        for comparison in &wanted.comparisons {
+            let Value::Expr(expr) = &comparison.value else {
+                bail!("want passed compares octet and len");
+            };
+            let value = self.number(expr)?;
+            match comparison.field.as_str() {
+                "octet" => {
+                    let other = self.passed.iter().position(|o| u64::from(*o) != value);
+                    if let Some(at) = other {
+                        actual = format!("octet {at} is {:#04x}", self.passed[at]);
+                        good = false;
+                    }
+                }
+                "len" => {
+                    good &= self.holds(comparison, &Found::Number(self.passed.len() as u64))?
+                }
+                _ => bail!("want passed compares octet and len"),
+            }
+        }
+        self.decide(wanted, good, &actual)
     }
 
     fn connect(&mut self, syn: &SynOptions) -> Result<()> {
@@ -533,6 +668,16 @@ impl Script<'_> {
         if name == "target.port" {
             return Ok(self.target.port.into());
         }
+        if name == "i" {
+            return Ok(self.round);
+        }
+        if let Some(part) = name.strip_prefix("last.") {
+            let last = self.last.as_ref();
+            return match last.and_then(|event| field(event, part)) {
+                Some(Found::Number(value)) => Ok(value),
+                _ => bail!("the target's last event has no number {part}"),
+            };
+        }
         let stream = self.stream()?;
         let region = stream.region;
         let region = || region.context("no region is known yet (start region)");
@@ -565,6 +710,7 @@ impl Script<'_> {
             let value = match term {
                 Term::Number(value) => *value,
                 Term::Variable(name) => self.variable(name)?,
+                Term::Product(name, times) => self.variable(name)?.wrapping_mul(*times),
             };
             sum = if *add {
                 sum.wrapping_add(value)
@@ -584,18 +730,38 @@ impl Script<'_> {
     }
 
     fn octets(&mut self, fields: &BTreeMap<String, Value>, name: &str) -> Result<Option<Vec<u8>>> {
-        Ok(match fields.get(name) {
-            Some(Value::Octets(octets)) => Some(octets.clone()),
-            Some(Value::Pattern(length)) => {
-                let length = self.number(length)?;
-                Some(
-                    (0..length)
-                        .map(|at| b'a' + ((self.seed.wrapping_add(at)) % 26) as u8)
-                        .collect(),
-                )
+        fields
+            .get(name)
+            .map(|value| self.value_octets(name, value))
+            .transpose()
+    }
+
+    fn value_octets(&mut self, name: &str, value: &Value) -> Result<Vec<u8>> {
+        Ok(match value {
+            Value::Octets(octets) => octets.clone(),
+            Value::Long { value, is_native } => {
+                let value = self.number(value)?;
+                let agent = self.agent.as_ref();
+                if *is_native && agent.is_some_and(|agent| agent.is_little_endian) {
+                    value.to_le_bytes().to_vec()
+                } else {
+                    value.to_be_bytes().to_vec()
+                }
             }
-            Some(_) => bail!("field {name} has to be octets: 0x00ff, \"text\" or len:N"),
-            None => None,
+            Value::Parts(parts) => {
+                let mut all = Vec::new();
+                for part in parts {
+                    all.extend(self.value_octets(name, part)?);
+                }
+                all
+            }
+            Value::Pattern(length) => {
+                let length = self.number(length)?;
+                (0..length)
+                    .map(|at| b'a' + ((self.seed % LETTERS + at) % LETTERS) as u8)
+                    .collect()
+            }
+            _ => bail!("field {name} has to be octets: 0x00ff, \"text\", len:N or long:N"),
         })
     }
 
@@ -626,7 +792,16 @@ impl Script<'_> {
 
     fn steps(&mut self) -> Result<()> {
         let case = self.case;
-        for step in &case.steps {
+        let mut at = 0;
+        // First step of those that are repeated, and their number of rounds.
+        let mut repeated = (0, 0);
+        while let Some(step) = case.steps.get(at) {
+            at += 1;
+            if let Some((name, value)) = &step.when
+                && self.variable(name)? != *value
+            {
+                continue;
+            }
             let decided = match &step.kind {
                 StepKind::Wait(time) => {
                     // Acknowledges what arrives meanwhile.
@@ -635,6 +810,33 @@ impl Script<'_> {
                         Some(stream) => while stream.tcp.pump(until) {},
                         None => sleep(*time),
                     }
+                    true
+                }
+                StepKind::Repeat(count) => {
+                    repeated = (at, self.number(count)?);
+                    self.round = 0;
+                    if repeated.1 == 0 {
+                        let rest = case.steps[at..].iter();
+                        at += rest
+                            .take_while(|step| !matches!(step.kind, StepKind::Done))
+                            .count()
+                            + 1;
+                    }
+                    true
+                }
+                StepKind::Done => {
+                    self.round += 1;
+                    if self.round < repeated.1 {
+                        at = repeated.0;
+                    }
+                    true
+                }
+                StepKind::Stream(number) => {
+                    self.use_stream(*number);
+                    true
+                }
+                StepKind::Acks(on) => {
+                    self.stream()?.tcp.acknowledge(*on);
                     true
                 }
                 StepKind::Window(octets) => {
@@ -665,8 +867,11 @@ impl Script<'_> {
                     true
                 }
                 StepKind::Flush(fields, words) => {
-                    let octets = std::mem::take(&mut self.held);
+                    let mut octets = std::mem::take(&mut self.held);
+                    let keep = self.get(fields, "keep")?;
+                    let rest = keep.map(|keep| octets.split_off(octets.len().min(keep as usize)));
                     self.emit(octets, fields, words)?;
+                    self.held = rest.unwrap_or_default();
                     true
                 }
                 StepKind::Want(alternatives) => {
@@ -882,7 +1087,6 @@ impl Script<'_> {
         fields: &BTreeMap<String, Value>,
         words: &[String],
     ) -> Result<()> {
-        let has = |word: &str| words.iter().any(|w| w == word);
         let code = match what {
             "write" => opcode::WRITE,
             "read" => opcode::READ_REQUEST,
@@ -891,6 +1095,10 @@ impl Script<'_> {
             "send-inv" => opcode::SEND_INVALIDATE,
             "send-se" => opcode::SEND_SE,
             "send-se-inv" => opcode::SEND_SE_INVALIDATE,
+            "immediate" => opcode::IMMEDIATE,
+            "immediate-se" => opcode::IMMEDIATE_SE,
+            "atomic" => opcode::ATOMIC_REQUEST,
+            "atomic-response" => opcode::ATOMIC_RESPONSE,
             _ => opcode::TERMINATE,
         };
         let data = self.octets(fields, "data")?;
@@ -919,6 +1127,34 @@ impl Script<'_> {
                 read.source_to = self.get(fields, "srcto")?.unwrap_or(read.source_to);
                 read.encode()
             }
+            (None, opcode::ATOMIC_REQUEST) => {
+                let mut take = |name: &str| self.get(fields, name);
+                let request = AtomicRequest {
+                    operation: take("aop")?.unwrap_or(0) as u32,
+                    identifier: take("rid")?.unwrap_or(0) as u32,
+                    stag: take("src")?.map_or(region.map_or(0, |r| r.stag), |v| v as u32),
+                    to: take("srcto")?.unwrap_or(region.map_or(0, |r| r.base)),
+                    add_or_swap: take("add")?.or(take("swap")?).unwrap_or(0),
+                    add_or_swap_mask: take("mask")?.unwrap_or(0),
+                    compare: take("compare")?.unwrap_or(0),
+                    compare_mask: take("cmask")?.unwrap_or(u64::MAX),
+                };
+                let mut octets = request.encode();
+                if let Some(size) = take("size")? {
+                    octets.resize(size as usize, 0);
+                }
+                octets
+            }
+            (None, opcode::ATOMIC_RESPONSE) => AtomicResponse {
+                identifier: self.get(fields, "rid")?.unwrap_or(0) as u32,
+                value: self.get(fields, "value")?.unwrap_or(0),
+            }
+            .encode(),
+            (None, opcode::IMMEDIATE | opcode::IMMEDIATE_SE) => self
+                .get(fields, "value")?
+                .unwrap_or(0)
+                .to_be_bytes()
+                .to_vec(),
             (None, opcode::READ_RESPONSE) => {
                 let stream = self.stream()?;
                 if let Phase::AnswerRead(_) = stream.phase {
@@ -951,6 +1187,43 @@ impl Script<'_> {
         }
         let own_msn = fields.contains_key("msn");
         self.override_fields(&mut segment, fields)?;
+        let Some(size) = self
+            .get(fields, "segment")?
+            .map(|size| size.max(1) as usize)
+        else {
+            return self.emit_segment(segment, own_msn, advertises, fields, words);
+        };
+        let payload = std::mem::take(&mut segment.payload);
+        for (index, piece) in payload.chunks(size).enumerate() {
+            let at = index * size;
+            let mut one = segment.clone();
+            one.payload = piece.to_vec();
+            one.last &= at + piece.len() == payload.len();
+            one.to = one.to.wrapping_add(at as u64);
+            one.mo = one.mo.wrapping_add(at as u32);
+            self.emit_segment(one, own_msn, advertises, fields, words)?;
+            self.drain();
+        }
+        Ok(())
+    }
+
+    /// Waits while more octets than the target may have room for are on their way.
+    fn drain(&mut self) {
+        let until = Instant::now() + self.target.patience;
+        if let Some(Stream { tcp, .. }) = &mut self.stream {
+            while tcp.snd_nxt.wrapping_sub(tcp.snd_una) > IN_FLIGHT && tcp.pump(until) {}
+        }
+    }
+
+    fn emit_segment(
+        &mut self,
+        segment: Segment,
+        own_msn: bool,
+        advertises: bool,
+        fields: &BTreeMap<String, Value>,
+        words: &[String],
+    ) -> Result<()> {
+        let has = |word: &str| words.iter().any(|w| w == word);
         if !segment.tagged && !own_msn && segment.qn < 4 {
             let msn = &mut self.stream()?.msn[segment.qn as usize];
             *msn = if segment.last {
@@ -1042,6 +1315,8 @@ impl Script<'_> {
             "tcp" => return self.want_tcp(first),
             "acked" | "ack" => return self.want_ack(first),
             "memory" => return self.want_memory(first),
+            "answer" => return self.want_answer(alternatives),
+            "passed" => return self.want_passed(first),
             "completion" => return self.want_completion(alternatives),
             _ if alternatives.iter().any(|a| a.name == "lives") => match self.stream()?.lives() {
                 Ok(()) => {
@@ -1070,10 +1345,11 @@ impl Script<'_> {
                 if self.mapper.is_some() && self.stream.is_none() {
                     self.mapper_event(patience)?
                 } else {
-                    self.stream()?.event(patience)
+                    self.next_event(alternatives, patience)?
                 }
             }
         };
+        self.last = Some(event.clone());
         let mut differences = Vec::new();
         for alternative in alternatives {
             match self.matches(alternative, &event)? {
@@ -1097,6 +1373,55 @@ impl Script<'_> {
             format!("expected: {}; {}", first.source, differences[0]),
         );
         Ok(false)
+    }
+
+    /// The target's next event: beyond the segments that `past=` passes over, and of `message` all of them.
+    fn next_event(&mut self, alternatives: &[Alternative], patience: Duration) -> Result<Event> {
+        let until = Instant::now() + patience;
+        let past = alternatives.iter().find_map(|a| a.past.as_deref());
+        self.passed.clear();
+        let mut event = self.stream()?.event(patience);
+        while let (Some(past), Event::Fpdu(_, Some(segment))) = (past, &event)
+            && Instant::now() < until
+            && is_kind(past, &event)
+        {
+            self.passed.extend(&segment.payload);
+            event = self
+                .stream()?
+                .event(until.saturating_duration_since(Instant::now()));
+        }
+        self.segments = 1;
+        if !alternatives.iter().any(|a| a.name == "message") {
+            return Ok(event);
+        }
+        let Event::Fpdu(fpdu, Some(mut message)) = event else {
+            return Ok(event);
+        };
+        while !message.last {
+            let next = self.stream()?.event(patience);
+            let Event::Fpdu(_, Some(segment)) = &next else {
+                return Ok(next);
+            };
+            let length = message.payload.len();
+            let follows = segment.tagged == message.tagged
+                && segment.opcode == message.opcode
+                && segment.stag == message.stag
+                && segment.to
+                    == message
+                        .to
+                        .wrapping_add(if message.tagged { length as u64 } else { 0 })
+                && (segment.qn, segment.msn) == (message.qn, message.msn)
+                && segment.mo == message.mo + if message.tagged { 0 } else { length as u32 };
+            if !follows {
+                let text = format!("a message goes on with {}", next.describe());
+                self.outcome.worsen(Verdict::Fail, text);
+                return Ok(next);
+            }
+            message.payload.extend(&segment.payload);
+            message.last = segment.last;
+            self.segments += 1;
+        }
+        Ok(Event::Fpdu(fpdu, Some(message)))
     }
 
     fn grade(&mut self, alternative: &Alternative, actual: &str) {
@@ -1189,26 +1514,7 @@ impl Script<'_> {
     fn matches(&mut self, alternative: &Alternative, event: &Event) -> Result<Option<String>> {
         let found = event.describe();
         let other = Ok(Some(format!("found: {found}")));
-        let operation = match event {
-            Event::Fpdu(_, Some(segment)) => Some(segment.opcode),
-            _ => None,
-        };
-        let right = match alternative.name.as_str() {
-            "quiet" | "nothing" => *event == Event::Quiet,
-            "close" => matches!(event, Event::Fin | Event::Reset),
-            "fin" => *event == Event::Fin,
-            "reset" => *event == Event::Reset,
-            "reply" => matches!(event, Event::Mpa(frame) if &frame.key == REPLY_KEY),
-            "request" => matches!(event, Event::Mpa(frame) if &frame.key == REQUEST_KEY),
-            "send" => matches!(operation, Some(3..=6)),
-            "write" => operation == Some(opcode::WRITE),
-            "readreq" => operation == Some(opcode::READ_REQUEST),
-            "response" => operation == Some(opcode::READ_RESPONSE),
-            "terminate" => operation == Some(opcode::TERMINATE),
-            "fpdu" => operation.is_some(),
-            "mapped" => matches!(event, Event::Mapper(Some(_))),
-            _ => false,
-        };
+        let right = is_kind(&alternative.name, event);
         if !right {
             return other;
         }
@@ -1232,7 +1538,11 @@ impl Script<'_> {
                 }
                 continue;
             }
-            let Some(value) = field(event, &comparison.field) else {
+            let value = match comparison.field.as_str() {
+                "segments" => Some(Found::Number(self.segments)),
+                name => field(event, name),
+            };
+            let Some(value) = value else {
                 return Ok(Some(format!("{found} has no field {}", comparison.field)));
             };
             if !self.holds(comparison, &value)? {
@@ -1351,6 +1661,33 @@ impl Script<'_> {
     }
 }
 
+/// Whether an event is what a step names.
+fn is_kind(name: &str, event: &Event) -> bool {
+    let operation = match event {
+        Event::Fpdu(_, Some(segment)) => Some(segment.opcode),
+        _ => None,
+    };
+    match name {
+        "quiet" | "nothing" => *event == Event::Quiet,
+        "close" => matches!(event, Event::Fin | Event::Reset),
+        "fin" => *event == Event::Fin,
+        "reset" => *event == Event::Reset,
+        "reply" => matches!(event, Event::Mpa(frame) if &frame.key == REPLY_KEY),
+        "request" => matches!(event, Event::Mpa(frame) if &frame.key == REQUEST_KEY),
+        "send" => matches!(operation, Some(3..=6)),
+        "write" => operation == Some(opcode::WRITE),
+        "readreq" => operation == Some(opcode::READ_REQUEST),
+        "response" => operation == Some(opcode::READ_RESPONSE),
+        "terminate" => operation == Some(opcode::TERMINATE),
+        "atomic" => operation == Some(opcode::ATOMIC_REQUEST),
+        "atomic-response" => operation == Some(opcode::ATOMIC_RESPONSE),
+        "fpdu" => operation.is_some(),
+        "message" => operation.is_some_and(|opcode| opcode != opcode::TERMINATE),
+        "mapped" => matches!(event, Event::Mapper(Some(_))),
+        _ => false,
+    }
+}
+
 /// Value of a field of an event.
 fn field(event: &Event, name: &str) -> Option<Found> {
     let number = |value: u64| Some(Found::Number(value));
@@ -1387,6 +1724,34 @@ fn field(event: &Event, name: &str) -> Option<Found> {
         Event::Fpdu(fpdu, Some(segment)) => {
             let read = ReadRequest::decode(&segment.payload);
             let terminate = Terminate::decode(&segment.payload);
+            if segment.opcode == opcode::ATOMIC_REQUEST {
+                let request = AtomicRequest::decode(&segment.payload);
+                let found = request.and_then(|request| {
+                    Some(match name {
+                        "aop" => request.operation.into(),
+                        "rid" => request.identifier.into(),
+                        "src" => request.stag.into(),
+                        "srcto" => request.to,
+                        "add" | "swap" => request.add_or_swap,
+                        "mask" => request.add_or_swap_mask,
+                        "compare" => request.compare,
+                        "cmask" => request.compare_mask,
+                        _ => return None,
+                    })
+                });
+                if let Some(found) = found {
+                    return number(found);
+                }
+            }
+            if segment.opcode == opcode::ATOMIC_RESPONSE
+                && let Some(response) = AtomicResponse::decode(&segment.payload)
+            {
+                match name {
+                    "rid" => return number(response.identifier.into()),
+                    "value" => return number(response.value),
+                    _ => {}
+                }
+            }
             match name {
                 "op" => number(segment.opcode.into()),
                 "t" => number(segment.tagged.into()),

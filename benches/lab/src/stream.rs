@@ -380,9 +380,9 @@ impl Stream {
 
     pub fn untagged(&mut self, opcode: u8, payload: &[u8]) -> Segment {
         let qn = match opcode {
-            opcode::READ_REQUEST | 10 => 1,
+            opcode::READ_REQUEST | opcode::ATOMIC_REQUEST => 1,
             opcode::TERMINATE => 2,
-            11 => 3,
+            opcode::ATOMIC_RESPONSE => 3,
             _ => 0,
         };
         Segment {

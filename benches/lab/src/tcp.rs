@@ -96,6 +96,8 @@ pub struct Tcp {
     /// Segments with data that were received.
     pub data_segments: u32,
     pub closed: bool,
+    /// Acknowledged up to here only, whatever arrives.
+    held_ack: Option<u32>,
     pub ladder: Vec<Line>,
 }
 
@@ -223,6 +225,7 @@ impl Tcp {
             pure_acks: 0,
             data_segments: 0,
             closed: false,
+            held_ack: None,
             ladder: Vec::new(),
         }
     }
@@ -230,8 +233,16 @@ impl Tcp {
     fn header(&self) -> TcpHeader {
         let mut header = TcpHeader::new(self.port, self.peer.port(), self.snd_nxt, self.window);
         header.ack = true;
-        header.acknowledgment_number = self.rcv_nxt;
+        header.acknowledgment_number = self.held_ack.unwrap_or(self.rcv_nxt);
         header
+    }
+
+    /// Acknowledges what arrives, or nothing more from here on.
+    pub fn acknowledge(&mut self, on: bool) {
+        self.held_ack = (!on).then_some(self.rcv_nxt);
+        if on {
+            self.send_ack();
+        }
     }
 
     fn send_syn(&mut self, mss: u16, ack: bool) {
@@ -520,7 +531,9 @@ impl Tcp {
                 }
             }
         }
-        self.send_ack();
+        if self.held_ack.is_none() {
+            self.send_ack();
+        }
     }
 
     /// Whether the peer acknowledged everything.

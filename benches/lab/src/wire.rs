@@ -19,6 +19,10 @@ pub mod opcode {
     pub const SEND_SE: u8 = 5;
     pub const SEND_SE_INVALIDATE: u8 = 6;
     pub const TERMINATE: u8 = 7;
+    pub const IMMEDIATE: u8 = 8;
+    pub const IMMEDIATE_SE: u8 = 9;
+    pub const ATOMIC_REQUEST: u8 = 10;
+    pub const ATOMIC_RESPONSE: u8 = 11;
 }
 
 /// Start frame of MPA: the Request or the Reply.
@@ -189,10 +193,10 @@ impl Segment {
             opcode::SEND_SE => "Send with SE",
             opcode::SEND_SE_INVALIDATE => "Send with SE and Invalidate",
             opcode::TERMINATE => "Terminate",
-            8 => "Immediate",
-            9 => "Immediate with SE",
-            10 => "Atomic Request",
-            11 => "Atomic Response",
+            opcode::IMMEDIATE => "Immediate",
+            opcode::IMMEDIATE_SE => "Immediate with SE",
+            opcode::ATOMIC_REQUEST => "Atomic Request",
+            opcode::ATOMIC_RESPONSE => "Atomic Response",
             _ => "unassigned opcode",
         };
         let mut text = format!("{name} L={}", u8::from(self.last));
@@ -207,7 +211,7 @@ impl Segment {
         if (self.ddp_version, self.rdmap_version) != (1, 1) {
             text += &format!(" DV={} RV={}", self.ddp_version, self.rdmap_version);
         }
-        if self.opcode > 11 {
+        if self.opcode > opcode::ATOMIC_RESPONSE {
             text += &format!(" opcode={}", self.opcode);
         }
         text += &format!(", {} octets", self.payload.len());
@@ -263,6 +267,80 @@ impl ReadRequest {
             size: word(12),
             source_stag: word(16),
             source_to: long(20),
+        })
+    }
+}
+
+/// Payload of an Atomic Request (RFC 7306 section 5.2.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AtomicRequest {
+    /// 28 reserved bits and the operation: 0 FetchAdd, 2 CmpSwap.
+    pub operation: u32,
+    pub identifier: u32,
+    pub stag: u32,
+    pub to: u64,
+    pub add_or_swap: u64,
+    pub add_or_swap_mask: u64,
+    pub compare: u64,
+    pub compare_mask: u64,
+}
+
+impl AtomicRequest {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut octets = self.operation.to_be_bytes().to_vec();
+        octets.extend(self.identifier.to_be_bytes());
+        octets.extend(self.stag.to_be_bytes());
+        for long in [
+            self.to,
+            self.add_or_swap,
+            self.add_or_swap_mask,
+            self.compare,
+            self.compare_mask,
+        ] {
+            octets.extend(long.to_be_bytes());
+        }
+        octets
+    }
+
+    pub fn decode(octets: &[u8]) -> Option<AtomicRequest> {
+        let octets: &[u8; 52] = octets.try_into().ok()?;
+        let word = |at: usize| {
+            u32::from_be_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]])
+        };
+        let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
+        Some(AtomicRequest {
+            operation: word(0),
+            identifier: word(4),
+            stag: word(8),
+            to: long(12),
+            add_or_swap: long(20),
+            add_or_swap_mask: long(28),
+            compare: long(36),
+            compare_mask: long(44),
+        })
+    }
+}
+
+/// Payload of an Atomic Response (RFC 7306 section 5.2.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AtomicResponse {
+    pub identifier: u32,
+    /// Octets of the operand before the operation.
+    pub value: u64,
+}
+
+impl AtomicResponse {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut octets = self.identifier.to_be_bytes().to_vec();
+        octets.extend(self.value.to_be_bytes());
+        octets
+    }
+
+    pub fn decode(octets: &[u8]) -> Option<AtomicResponse> {
+        let (identifier, value) = octets.split_first_chunk::<4>()?;
+        Some(AtomicResponse {
+            identifier: u32::from_be_bytes(*identifier),
+            value: u64::from_be_bytes(value.try_into().ok()?),
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use siw_lab::case::{built_in, parse};
+use siw_lab::case::{Expr, StepKind, Term, Value, built_in, parse};
 use siw_lab::conformance;
 use siw_lab::expect::Peer;
 
@@ -89,6 +89,28 @@ fn errors_name_file_and_line() {
             "X-1.case:1: case X-1 lacks a line beginning with want",
         ),
         ("\n\n# comment\nfrob", "X-1.case:6: frob is unknown"),
+        (
+            "repeat 2\nsend write\nwant close",
+            "X-1.case:1: repeat without done",
+        ),
+        (
+            "repeat 2\nrepeat 2",
+            "X-1.case:4: expected: repeat COUNT, not within another",
+        ),
+        ("done", "X-1.case:3: done is unknown"),
+        ("send write to=$i", "X-1.case:3: variable $i is unknown"),
+        ("send write to=$r.base*x", "X-1.case:3: x is not a number"),
+        ("when n=1 want close", "X-1.case:3: n is no parameter"),
+        (
+            "param n in 1\nwhen n=1",
+            "X-1.case:4: expected: when NAME=VALUE STEP",
+        ),
+        (
+            "param n in 1\nwhen n=1 smoke",
+            "X-1.case:4: smoke is no step",
+        ),
+        ("stream 3", "X-1.case:3: expected: stream 1, or stream 2"),
+        ("want close past=x", "X-1.case:3: past=x is unknown"),
     ];
     for (steps, text) in expected {
         let got = error(steps);
@@ -139,6 +161,31 @@ fn parameters_are_combined() {
     )
     .unwrap();
     assert_eq!(case.instances().len(), 6);
+}
+
+#[test]
+fn octets_are_joined_and_steps_depend_on_parameters() {
+    let steps = "param n in 1 2\nrepeat 2\nwhen n=2 send write data=len:2,long:$i*8+1,0xff\ndone\nwant close\n";
+    let case = parse("f", &format!("{HEAD}{steps}")).unwrap();
+    assert_eq!(case.steps.len(), 4);
+    assert_eq!(case.steps[1].when, Some(("n".into(), 2)));
+    let StepKind::Send { fields, .. } = &case.steps[1].kind else {
+        panic!("{:?}", case.steps[1]);
+    };
+    let number = |value| Expr(vec![(true, Term::Number(value))]);
+    let value = Expr(vec![
+        (true, Term::Product("i".into(), 8)),
+        (true, Term::Number(1)),
+    ]);
+    let is_native = false;
+    assert_eq!(
+        fields["data"],
+        Value::Parts(vec![
+            Value::Pattern(number(2)),
+            Value::Long { value, is_native },
+            Value::Octets(vec![0xFF]),
+        ])
+    );
 }
 
 #[test]
