@@ -10,6 +10,7 @@
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -118,12 +119,23 @@ static void hex(const unsigned char *from, size_t length, char *out) {
 
 /* Connections. */
 
+static int64_t milliseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 /* The next event of the connection manager; NULL after `ms` without one. */
 static struct rdma_cm_event *next_event(int ms) {
     struct pollfd ready = {.fd = channel->fd, .events = POLLIN};
     struct rdma_cm_event *event;
-    if (poll(&ready, 1, ms) != 1 || rdma_get_cm_event(channel, &event)) return NULL;
-    return event;
+    int64_t end = milliseconds() + ms, left = ms;
+    do {
+        /* The descriptor may be ready for an event of an id that is gone. */
+        if (poll(&ready, 1, left) == 1 && !rdma_get_cm_event(channel, &event)) return event;
+        left = end - milliseconds();
+    } while (left > 0);
+    return NULL;
 }
 
 static struct region *find(const char *name) {
@@ -470,14 +482,11 @@ static void do_notified(const char *line) {
 
 /* The next completion, or none within the time. */
 static void do_poll(const char *line) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    int64_t ms = number(line, "ms", 1000), end = now.tv_sec * 1000 + now.tv_nsec / 1000000 + ms;
+    int64_t end = milliseconds() + (int64_t)number(line, "ms", 1000);
     struct ibv_wc done;
     if (!stream->cq) return fail("no completion queue");
     while (ibv_poll_cq(stream->cq, 1, &done) == 0) {
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        if (now.tv_sec * 1000 + now.tv_nsec / 1000000 >= end) return ok(",\"status\":\"none\"");
+        if (milliseconds() >= end) return ok(",\"status\":\"none\"");
         usleep(500);
     }
     int good = done.status == IBV_WC_SUCCESS;
@@ -551,6 +560,7 @@ int main(int count, char **arguments) {
         fprintf(stderr, "siw-lab-agent: rdma_create_event_channel: %s; is there an RDMA device?\n", strerror(errno));
         return 1;
     }
+    fcntl(channel->fd, F_SETFL, O_NONBLOCK);
     printf("READY\n");
     fflush(stdout);
     for (;;) {
