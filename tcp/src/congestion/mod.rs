@@ -207,14 +207,16 @@ impl CongestionState {
 
     /// Reduces the window for a loss that a tail loss probe repaired, as congestion control must
     /// react to it all the same (RFC 8985 section 7.4.2). `before`: the bytes in flight before the
-    /// ACK. Returns whether the window was reduced; not if it already was for the same event.
+    /// ACK. `is_answered`: [`is_tail_answered`](Self::is_tail_answered) when the probe was sent. Returns
+    /// whether the window was reduced; not if it already was for the same event.
     pub(crate) fn on_probe_loss(
         &mut self,
         window: &mut CongestionWindow,
+        is_answered: bool,
         (flight, before): (&Flight, &Flight),
         now: u64,
     ) -> bool {
-        if self.is_loss_answered(before.una) {
+        if is_answered || self.is_loss_answered(before.una) {
             return false;
         }
         let in_use = self.validation.in_use(window, before);
@@ -228,6 +230,11 @@ impl CongestionState {
     /// the marked fraction, and a loss needs a reduction of its own (RFC 8257 section 3.5).
     fn is_loss_answered(&self, una: SeqNr) -> bool {
         una.lt(self.reduced_to) && !self.is_dctcp()
+    }
+
+    /// Returns whether a loss of the last segment, which ends at SND.NXT, belongs to the last reduction.
+    pub(crate) fn is_tail_answered(&self, next: SeqNr) -> bool {
+        self.is_loss_answered(next - 1)
     }
 
     /// Begins fast recovery, on an ACK or a timer; `entry` is the scoreboard at that time. Returns

@@ -187,16 +187,18 @@ impl<R> Sender<R> {
         let Some(recovery) = &mut self.recovery else {
             return;
         };
-        if recovery.probe_answered(seg, dup) {
+        if let Some(probe) = recovery.probe_answered(seg, dup) {
             // The tail loss probe repaired a loss, to which the window must react (RFC 8985
             // section 7.4.2).
             cx.shared.stats.tlp_recoveries += 1;
             let (flight, before) = (tcb.flight_state(), tcb.flight_before(newly));
             recovery.reduction.confirm();
-            if self
-                .congestion
-                .on_probe_loss(&mut tcb.window, (&flight, &before), cx.now.0)
-            {
+            if self.congestion.on_probe_loss(
+                &mut tcb.window,
+                probe.is_answered,
+                (&flight, &before),
+                cx.now.0,
+            ) {
                 cx.announce_reduction(tcb);
             }
         }

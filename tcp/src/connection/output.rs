@@ -431,7 +431,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         cx.shared.stats.tlp_probes += 1;
         if let Some(recovery) = &mut self.sender.recovery {
-            recovery.on_probe_sent(&mut self.tcb, &mut self.sender.send_queue, again, cx.now.0);
+            let is_answered = self.sender.congestion.is_tail_answered(self.tcb.snd_nxt);
+            let queue = &mut self.sender.send_queue;
+            recovery.on_probe_sent(&mut self.tcb, queue, (again, is_answered), cx.now.0);
         }
         self.tcb.restart_retransmission_timer(cx);
         Ok(())

@@ -58,6 +58,8 @@ pub(crate) struct Rack {
 pub(crate) struct OutstandingProbe {
     pub end: SeqNr,
     pub again: bool,
+    /// A reduction of the window after the segment was first sent covers its loss too.
+    pub is_answered: bool,
 }
 
 /// The result of loss detection.

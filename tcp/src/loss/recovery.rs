@@ -255,18 +255,16 @@ impl Recovery {
         self.probe = None;
     }
 
-    /// Handles the answer to a tail loss probe (RFC 8985 section 7.4.2). Returns whether the probe
+    /// Handles the answer to a tail loss probe (RFC 8985 section 7.4.2). Returns the probe if it
     /// repaired a loss, to which the window must react.
-    pub(crate) fn probe_answered(&mut self, seg: &Segment, dup: bool) -> bool {
-        let Some(probe) = self.probe.filter(|probe| seg.ack.ge(probe.end)) else {
-            return false;
-        };
+    pub(crate) fn probe_answered(&mut self, seg: &Segment, dup: bool) -> Option<OutstandingProbe> {
+        let probe = self.probe.filter(|probe| seg.ack.ge(probe.end))?;
         let twice = rack::dsack_block(seg).is_some_and(|(_, hi)| hi == probe.end);
         let repaired = probe.again && !twice && seg.ack.gt(probe.end);
         if !probe.again || twice || repaired || (dup && seg.sacks == 0) {
             self.probe = None;
         }
-        repaired
+        repaired.then_some(probe)
     }
 
     /// Marks the first segment as lost: without SACK it is the lost one (RFC 6582 section 3.2).
@@ -390,17 +388,19 @@ impl Recovery {
     }
 
     /// Records that a tail loss probe was sent (RFC 8985 section 7.3). `again`: it was a
-    /// retransmission of the last segment, which is counted in the pipe only once.
+    /// retransmission of the last segment, which is counted in the pipe only once. `is_answered`: see
+    /// [`OutstandingProbe`].
     pub(crate) fn on_probe_sent<R>(
         &mut self,
         tcb: &mut Tcb,
         queue: &mut TransmitQueue<R>,
-        again: bool,
+        (again, is_answered): (bool, bool),
         now: u64,
     ) {
         self.probe = Some(OutstandingProbe {
             end: tcb.snd_nxt,
             again,
+            is_answered,
         });
         tcb.flags |= ConnectionFlags::RECOVERING;
         if again && let Some(segment) = queue.sent.back_mut() {
