@@ -28,7 +28,7 @@
 #define VERSION 2
 #define LINE 8192
 #define REGIONS 16
-#define DEPTH 128
+#define DEPTH 256
 #define ELEMENTS 4
 #define INLINE 64
 
@@ -282,8 +282,43 @@ static void do_reject(const char *line) {
 static void do_event(const char *line) {
     struct rdma_cm_event *event = next_event(number(line, "ms", 1000));
     if (!event) return ok(",\"event\":\"none\"");
-    ok(",\"event\":\"%s\",\"status\":%d", rdma_event_str(event->event), event->status);
+    char private_data[1200];
+    hex(event->param.conn.private_data, event->param.conn.private_data_len, private_data);
+    ok(",\"event\":\"%s\",\"status\":%d,\"private\":\"%s\",\"ird\":%u,\"ord\":%u", rdma_event_str(event->event),
+       event->status, private_data, event->param.conn.responder_resources, event->param.conn.initiator_depth);
+    if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST) stream->request = event->id;
     rdma_ack_cm_event(event);
+}
+
+static int next_is(enum rdma_cm_event_type wanted) {
+    struct rdma_cm_event *event = next_event(3000);
+    int right = event && event->event == wanted;
+    if (event) rdma_ack_cm_event(event);
+    if (!right) errno = EHOSTUNREACH;
+    return right;
+}
+
+/* Makes a queue pair towards the lab, without connecting it yet: regions and receives come before. */
+static void do_call(const char *line) {
+    char address[64];
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(number(line, "port", 0))};
+    text(line, "address", address, sizeof address);
+    if (stream->id || inet_pton(AF_INET, address, &to.sin_addr) != 1) return fail("a connection exists, or no address");
+    if (rdma_create_id(channel, &stream->id, NULL, RDMA_PS_TCP)) return failed("rdma_create_id");
+    if (rdma_resolve_addr(stream->id, NULL, (struct sockaddr *)&to, 3000) || !next_is(RDMA_CM_EVENT_ADDR_RESOLVED))
+        return failed("rdma_resolve_addr");
+    if (rdma_resolve_route(stream->id, 3000) || !next_is(RDMA_CM_EVENT_ROUTE_RESOLVED))
+        return failed("rdma_resolve_route");
+    if (make_queues(stream->id)) return failed("rdma_create_qp");
+    ok("");
+}
+
+static void do_connect(const char *line) {
+    unsigned char private_data[512];
+    struct rdma_conn_param wanted = parameters(line, private_data);
+    if (!stream->id) return fail("not called");
+    if (rdma_connect(stream->id, &wanted)) return failed("rdma_connect");
+    ok("");
 }
 
 /* Memory. */
@@ -308,6 +343,8 @@ static void fill(const char *line, struct region *region, size_t at) {
     size_t room = region->size - at;
     if (field(line, "data"))
         octets(line, "data", to, room);
+    else if (field(line, "pattern"))
+        for (size_t n = 0; n < room; n++) to[n] = (at + n) % 251;
     else if (field(line, "letters"))
         for (size_t n = 0, first = number(line, "letters", 0); n < room; n++) to[n] = 'a' + (first + n) % 26;
     else
@@ -431,11 +468,12 @@ static void do_post(const char *line, struct region *region) {
             .length = length / count,
             .lkey = number(line, "lkey", region->mr ? region->mr->lkey : 0),
         };
-    uint64_t number_of = number(line, "id", 0);
+    uint64_t number_of = number(line, "id", 0), times = number(line, "count", 1), stride = number(line, "stride", 0);
     if (!strcmp(op, "recv")) {
         struct ibv_recv_wr work = {.wr_id = number_of, .sg_list = places, .num_sge = count}, *bad;
-        errno = ibv_post_recv(stream->id->qp, &work, &bad);
-        return errno ? failed("ibv_post_recv") : ok("");
+        for (; times; times--, work.wr_id++, places[0].addr += stride)
+            if ((errno = ibv_post_recv(stream->id->qp, &work, &bad))) return failed("ibv_post_recv");
+        return ok("");
     }
     struct ibv_send_wr work = {.wr_id = number_of, .sg_list = places, .num_sge = count}, *bad;
     size_t kind = 0;
@@ -459,8 +497,9 @@ static void do_post(const char *line, struct region *region) {
         work.wr.rdma.rkey = stag;
         work.wr.rdma.remote_addr = to;
     }
-    errno = ibv_post_send(stream->id->qp, &work, &bad);
-    errno ? failed("ibv_post_send") : ok("");
+    for (; times; times--, work.wr_id++, places[0].addr += stride, work.wr.rdma.remote_addr += stride)
+        if ((errno = ibv_post_send(stream->id->qp, &work, &bad))) return failed("ibv_post_send");
+    ok("");
 }
 
 /* Asks for an event at the next completion, or at the next solicited one. */
@@ -521,6 +560,8 @@ static void obey(const char *line) {
     if (!strcmp(what, "accept")) return do_accept(line);
     if (!strcmp(what, "reject")) return do_reject(line);
     if (!strcmp(what, "event")) return do_event(line);
+    if (!strcmp(what, "call")) return do_call(line);
+    if (!strcmp(what, "connect")) return do_connect(line);
     if (!strcmp(what, "reg")) return do_reg(line);
     if (!strcmp(what, "dereg")) return do_dereg(region);
     if (!strcmp(what, "peek")) return do_peek(line, region);

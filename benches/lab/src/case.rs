@@ -95,6 +95,10 @@ pub enum Start {
     Agent,
     /// The agent knows the lab's Request and has not answered it.
     Asked,
+    /// The agent listens, and TCP is connected; it knows no Request yet.
+    Listening,
+    /// The agent connects to the lab, whose TCP has accepted.
+    Calling,
     /// Nothing: the case connects by itself.
     Nothing,
     /// TCP is connected.
@@ -195,10 +199,21 @@ pub enum StepKind {
     Wait(Duration),
     /// Sets the window of the segments from here on.
     Window(Expr),
-    /// A command for the agent.
+    /// Loses segments with data on their way to the lab: these of the next ones.
+    Lose(Vec<u32>),
+    /// Loses all frames above this size on their way to the lab.
+    LoseAbove(Expr),
+    /// Receives until this many octets of TCP data have come since the last look at the flow.
+    Await(Expr),
+    /// Accepts a further connection of the target.
+    Reaccept,
+    /// Opens this many further connections, each with a Request.
+    Crowd(Expr),
+    /// A command for the agent; with `may_fail` an error is only noted.
     Agent {
         what: String,
         fields: BTreeMap<String, Value>,
+        may_fail: bool,
     },
     /// Sends held segments as one.
     Flush(BTreeMap<String, Value>, Vec<String>),
@@ -221,6 +236,12 @@ pub struct Case {
     pub params: Vec<(String, Vec<String>)>,
     pub start: Start,
     pub opening: BTreeMap<String, Value>,
+    /// Options of the lab's SYN.
+    pub syn: BTreeMap<String, Value>,
+    /// Fields of the agent's connect, with `start calling`.
+    pub call: BTreeMap<String, Value>,
+    /// Settings of the target without which the case makes no sense, as `mpa.crc=off`, sorted.
+    pub settings: Vec<String>,
     /// Regions that the agent registers before it accepts: their names, and the fields of the command.
     pub regions: Vec<(String, BTreeMap<String, Value>)>,
     /// Receives that the agent posts before it accepts, and their size.
@@ -243,7 +264,10 @@ impl Case {
 
     /// Whether the case runs only with the agent.
     pub fn needs_agent(&self) -> bool {
-        matches!(self.start, Start::Agent | Start::Asked)
+        matches!(
+            self.start,
+            Start::Agent | Start::Asked | Start::Listening | Start::Calling
+        )
     }
 
     pub fn level(&self) -> Level {
@@ -291,6 +315,7 @@ const SEGMENT_FIELDS: &[&str] = &[
     "stag", "to", "qn", "msn", "mo", "dv", "rv", "op", "t", "l", "rsvd", "rrsvd", "data", "ulpdu",
     "keep", "pad", "sink", "sinkto", "size", "src", "srcto", "layer", "type", "code", "headers",
     "adv", "flip", "aop", "rid", "add", "swap", "mask", "compare", "cmask", "value", "segment",
+    "by", "times", "mptr", "mres",
 ];
 const SEGMENT_WORDS: &[&str] = &[
     "badcrc",
@@ -303,7 +328,18 @@ const SEGMENT_WORDS: &[&str] = &[
     "later",
     "urgent",
     "fragments",
+    "once",
+    "old",
+    "scatter",
+    "vlan",
+    "ce",
+    "extended",
+    "marked",
+    "unmarked",
 ];
+
+/// Fields of the lab's SYN; `sack` and `ts` are 1 if the option is there.
+const SYN_FIELDS: &[&str] = &["mss", "isn", "window", "scale", "sack", "ts"];
 
 /// Fields of a message to the target's port mapper.
 const MAPPER_FIELDS: &[&str] = &[
@@ -344,6 +380,9 @@ const STATE_PATTERNS: &[&str] = &[
     "completion",
     "answer",
     "passed",
+    "flow",
+    "event",
+    "ended",
 ];
 
 /// Fields of commands for the agent.
@@ -374,10 +413,23 @@ const AGENT_FIELDS: &[&str] = &[
     "compare",
     "imm",
     "solicited",
+    "count",
+    "stride",
+    "pattern",
+    "address",
+    "port",
 ];
 
 /// Variables of a region or window of the agent: `$NAME.stag` and the like.
 const PLACE: [&str; 4] = ["stag", "base", "end", "len"];
+
+/// Whether a text has the form `TABLE.KEY=VALUE`, of a table of siwd's device.
+pub fn is_setting(text: &str) -> bool {
+    let parts = text.split_once('=').zip(text.split_once('.'));
+    parts.is_some_and(|((name, value), (table, _))| {
+        !value.is_empty() && !table.is_empty() && name.len() > table.len() + 1
+    })
+}
 
 struct Parser {
     params: Vec<String>,
@@ -449,6 +501,10 @@ impl Parser {
             "mpa.ord",
             "mss",
             "target.port",
+            "mulpdu",
+            "read.sink",
+            "read.to",
+            "read.size",
         ];
         FIXED.contains(&name)
             || name.starts_with("last.")
@@ -520,7 +576,7 @@ impl Parser {
         }
         const WORDS: &[&str] = &[
             "quotes", "layout", "name", "access", "domain", "op", "status", "region", "kind",
-            "event", "octet",
+            "event", "octet", "address",
         ];
         let is_word = text.starts_with(|first: char| first.is_ascii_alphabetic());
         if WORDS.contains(&field) && is_word || field == "data" && text == "region" {
@@ -584,6 +640,7 @@ impl Parser {
             "fin" | "ack" => self.fields(rest, &[&["offset"]], &[])?,
             "rst" | "syn" => self.fields(rest, &[&["offset"]], &[])?,
             "keepalive" => self.fields(rest, &[&["length"]], &[])?,
+            "icmp" => self.fields(rest, &[&["mtu", "offset"]], &[])?,
             "again" => self.fields(rest, &[], &[])?,
             _ => return Err(format!("send {what} is unknown")),
         };
@@ -718,6 +775,26 @@ impl Parser {
             "imm",
             "notified",
             "event",
+            "sack",
+            "private",
+            "octets",
+            "fpdus",
+            "wrong",
+            "ulpdu",
+            "least",
+            "aligned",
+            "split",
+            "whole",
+            "resent",
+            "skewed",
+            "segment",
+            "most",
+            "between",
+            "beforecrc",
+            "reads",
+            "beyond",
+            "pattern",
+            "count",
         ];
         let operators = [
             ("!=", Operator::NotEqual),
@@ -837,6 +914,9 @@ pub fn parse(file: &str, text: &str) -> Result<Case, CaseError> {
                 params: Vec::new(),
                 start: Start::Stream,
                 opening: BTreeMap::new(),
+                syn: BTreeMap::new(),
+                call: BTreeMap::new(),
+                settings: Vec::new(),
                 regions: Vec::new(),
                 receives: (0, 0),
                 accepting: BTreeMap::new(),
@@ -936,11 +1016,16 @@ impl Parser {
                     [word] if word == "region" => Start::Region,
                     [word] if word == "agent" => Start::Agent,
                     [word] if word == "asked" => Start::Asked,
+                    [word] if word == "listening" => Start::Listening,
+                    [word] if word == "calling" => Start::Calling,
                     _ => {
                         return Err(
-                            "expected: start nothing, tcp, stream, region, agent or asked".into(),
+                            "expected: start nothing, tcp, stream, region, agent, asked, listening or calling".into(),
                         );
                     }
+                };
+                if case.start == Start::Calling {
+                    case.role = Role::Initiator;
                 }
             }
             "param" => {
@@ -949,6 +1034,15 @@ impl Parser {
                 case.params.push(param);
             }
             "opening" => case.opening = self.fields(rest, &[FRAME_FIELDS], &[])?.0,
+            "syn" => case.syn = self.fields(rest, &[SYN_FIELDS], &[])?.0,
+            "call" => case.call = self.fields(rest, &[AGENT_FIELDS], &[])?.0,
+            "settings" => {
+                case.settings = rest.to_vec();
+                case.settings.sort();
+                if let Some(wrong) = rest.iter().find(|setting| !is_setting(setting)) {
+                    return Err(format!("{wrong} is no setting like mpa.crc=off"));
+                }
+            }
             "smoke" if rest.is_empty() => case.smoke = true,
             "hazard" if rest.is_empty() => case.hazard = true,
             "remark" => match rest {
@@ -1001,7 +1095,7 @@ impl Parser {
             }
             "agent" => {
                 let (what, rest) = rest.split_first().ok_or("agent what?")?;
-                let (fields, _) = self.fields(rest, &[AGENT_FIELDS], &[])?;
+                let (fields, words) = self.fields(rest, &[AGENT_FIELDS], &["mayfail"])?;
                 if let (Some(Value::Word(name)), "reg" | "bind") =
                     (fields.get("name"), what.as_str())
                 {
@@ -1011,11 +1105,31 @@ impl Parser {
                 step(StepKind::Agent {
                     what: what.clone(),
                     fields,
+                    may_fail: !words.is_empty(),
                 });
             }
-            "connect" => step(StepKind::Connect(
-                self.fields(rest, &[&["mss", "isn"]], &[])?.0,
-            )),
+            "connect" => step(StepKind::Connect(self.fields(rest, &[SYN_FIELDS], &[])?.0)),
+            "lose" => match rest {
+                [above, octets] if above == "above" => {
+                    step(StepKind::LoseAbove(self.expr(octets)?));
+                }
+                _ => {
+                    let which: Option<Vec<u32>> = rest.iter().map(|n| n.parse().ok()).collect();
+                    let which = which.filter(|all| !all.is_empty());
+                    step(StepKind::Lose(
+                        which.ok_or("expected: lose NUMBER ..., or lose above OCTETS")?,
+                    ));
+                }
+            },
+            "await" => match rest {
+                [octets] => step(StepKind::Await(self.expr(octets)?)),
+                _ => return Err("expected: await OCTETS".into()),
+            },
+            "reaccept" if rest.is_empty() => step(StepKind::Reaccept),
+            "crowd" => match rest {
+                [count] => step(StepKind::Crowd(self.expr(count)?)),
+                _ => return Err("expected: crowd COUNT".into()),
+            },
             "wait" => match rest {
                 [time] => step(StepKind::Wait(
                     duration(time).ok_or(format!("{time} is no time like 5s or 200ms"))?,

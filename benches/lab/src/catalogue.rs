@@ -18,6 +18,8 @@ pub enum Needs {
     Agent,
     /// The agent, and a setting of the target.
     Knobs,
+    /// Something that programs or links do not offer; the title ends with the reason.
+    Impossible,
 }
 
 impl Needs {
@@ -26,6 +28,7 @@ impl Needs {
             Needs::Steps => "steps",
             Needs::Agent => "agent",
             Needs::Knobs => "knobs",
+            Needs::Impossible => "impossible",
         }
     }
 }
@@ -51,7 +54,11 @@ pub fn missing() -> Result<Vec<Missing>> {
             "steps" => Needs::Steps,
             "agent" => Needs::Agent,
             "knobs" => Needs::Knobs,
-            _ => bail!("{}: {needs} is not steps, agent or knobs", context()),
+            "impossible" => Needs::Impossible,
+            _ => bail!(
+                "{}: {needs} is not steps, agent, knobs or impossible",
+                context()
+            ),
         };
         all.push(Missing {
             case,

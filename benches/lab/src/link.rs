@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use etherparse::{
-    ArpHardwareId, ArpOperation, ArpPacket, EtherType, Ethernet2Header, IpFragOffset, IpNumber,
-    Ipv4Header, Ipv6Header, TcpHeader, UdpHeader,
+    ArpHardwareId, ArpOperation, ArpPacket, EtherType, Ethernet2Header, IpEcn, IpFragOffset,
+    IpNumber, Ipv4Header, Ipv6Header, TcpHeader, UdpHeader,
 };
 
 pub type Mac = [u8; 6];
@@ -194,6 +194,23 @@ impl Drop for StationGuard {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+/// Unusual headers around a segment of TCP.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Dress {
+    /// 802.1Q tag with a priority and VLAN 0.
+    pub is_tagged: bool,
+    /// Congestion Experienced.
+    pub is_congested: bool,
+    /// Options: of IPv4, or the hop-by-hop and destination options of IPv6.
+    pub is_extended: bool,
+}
+
+impl Dress {
+    pub fn is_plain(self) -> bool {
+        !(self.is_tagged || self.is_congested || self.is_extended)
     }
 }
 
@@ -455,6 +472,81 @@ impl Station {
             IpAddr::V4(to) => self.ipv4(mac, to, protocol, payload, |ip| ip.dont_fragment = true),
             IpAddr::V6(to) => self.ipv6(mac, to, protocol, payload),
         }
+    }
+
+    /// A frame with an IP packet and an unusual header.
+    pub fn dressed(
+        &self,
+        mac: Mac,
+        to: IpAddr,
+        protocol: IpNumber,
+        payload: &[u8],
+        dress: Dress,
+    ) -> Vec<u8> {
+        /// ECN field: Congestion Experienced (RFC 3168 section 5).
+        const CONGESTED: u8 = 3;
+        /// An option of six octets that says nothing (PadN, RFC 8200 section 4.2), in the eight octets of an
+        /// extension header.
+        const PADDED: [u8; 7] = [0, 1, 4, 0, 0, 0, 0];
+        let mut frame = match to {
+            IpAddr::V4(to) => self.ipv4(mac, to, protocol, payload, |ip| {
+                ip.dont_fragment = true;
+                if dress.is_extended {
+                    // Four octets of NOPs (RFC 791 section 3.1).
+                    ip.options = [1; 4].into();
+                    ip.total_len += 4;
+                }
+                if dress.is_congested {
+                    ip.ecn = IpEcn::THREE;
+                }
+            }),
+            IpAddr::V6(to) if dress.is_extended => {
+                let mut octets = vec![IpNumber::IPV6_DESTINATION_OPTIONS.0];
+                octets.extend(PADDED);
+                octets.push(protocol.0);
+                octets.extend(PADDED);
+                octets.extend(payload);
+                self.ipv6(mac, to, IpNumber::IPV6_HEADER_HOP_BY_HOP, &octets)
+            }
+            IpAddr::V6(to) => self.ipv6(mac, to, protocol, payload),
+        };
+        if dress.is_congested && to.is_ipv6() {
+            // The traffic class lies across the first two octets.
+            frame[15] |= CONGESTED << 4;
+        }
+        if dress.is_tagged {
+            // IEEE 802.1Q: a priority, and no VLAN.
+            let tag = [0x81, 0x00, 0xA0, 0x00];
+            frame.splice(12..12, tag);
+        }
+        frame
+    }
+
+    /// Sends the ICMP error of a router whose next link has the given MTU (RFC 1191, RFC 8201); `packet` is the one
+    /// that was too big. Returns the frame.
+    pub fn send_too_big(&self, mac: Mac, to: IpAddr, mtu: u32, packet: &[u8]) -> Vec<u8> {
+        let octets = if to.is_ipv4() {
+            let mut octets = vec![3, 4, 0, 0, 0, 0];
+            octets.extend((mtu as u16).to_be_bytes());
+            octets.extend(packet);
+            let sum = complement(&octets).to_be_bytes();
+            octets[2..4].copy_from_slice(&sum);
+            octets
+        } else {
+            let mut octets = vec![2, 0, 0, 0];
+            octets.extend(mtu.to_be_bytes());
+            octets.extend(packet);
+            self.sum(to, IpNumber::IPV6_ICMP, &mut octets, 2);
+            octets
+        };
+        let protocol = if to.is_ipv4() {
+            IpNumber::ICMP
+        } else {
+            IpNumber::IPV6_ICMP
+        };
+        let frame = self.packet(mac, to, protocol, &octets);
+        self.send(&frame);
+        frame
     }
 
     fn ipv4(

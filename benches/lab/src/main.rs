@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use siw_lab::agent::Agent;
-use siw_lab::case::{Case, Level, built_in, parse, sort};
+use siw_lab::case::{Case, Level, built_in, is_setting, parse, sort};
 use siw_lab::expect::{Peer, news_without_peer};
 use siw_lab::impair::{self, Between};
 use siw_lab::link::{Mac, Station, StationGuard, memory_link, packet_link};
@@ -189,6 +189,10 @@ struct Run {
     /// time
     #[arg(long, conflicts_with = "via")]
     restart: Option<String>,
+    /// A setting that the target has, as mpa.crc=off, for the cases that need it; --via siwd starts siwd with
+    /// each that is needed
+    #[arg(long, conflicts_with = "via")]
+    setting: Vec<String>,
     #[command(flatten)]
     select: Select,
     /// Decides sequence numbers, ports and data; random without it
@@ -393,7 +397,7 @@ fn list(select: &Select, missing: bool, json: bool) -> Result<bool> {
             serde_json::json!({
                 "case": case.id, "title": case.title, "role": case.role, "rules": case.rules,
                 "instances": case.instances().len(), "hazard": case.hazard,
-                "agent": case.needs_agent(),
+                "agent": case.needs_agent(), "settings": case.settings,
             })
         };
         let chosen = cases.iter().filter(|c| select.takes(c));
@@ -409,7 +413,7 @@ fn list(select: &Select, missing: bool, json: bool) -> Result<bool> {
     }
     if missing {
         for case in &absent {
-            println!("{:8} {:8} {}", case.case, case.needs.name(), case.title);
+            println!("{:8} {:10} {}", case.case, case.needs.name(), case.title);
         }
         println!(
             "{} of {} cases exist; missing are {}",
@@ -473,6 +477,9 @@ fn explain(id: &str) -> Result<bool> {
         siw_lab::stream::Role::Initiator => "the target runs rping -c",
     };
     println!("{role}; {} instances", case.instances().len());
+    if !case.settings.is_empty() {
+        println!("settings of the target: {}", case.settings.join(" "));
+    }
     for (name, values) in &case.params {
         println!("  {name}: {}", values.join(" "));
     }
@@ -548,7 +555,13 @@ fn siwd_target(
     Ok((target, guard))
 }
 
-fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setup> {
+/// Sets a run up, its target with the settings that the next cases need.
+fn set_up(
+    settings: &Settings,
+    needed: &[String],
+    patience: Duration,
+    output: &Path,
+) -> Result<Setup> {
     let first_port = first_port(settings.seed);
     let (lab, its) = via::addresses(settings.ipv6);
     match settings.via.as_deref() {
@@ -582,9 +595,7 @@ fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setu
         }
         Some(_) => {
             let programs = Programs::find(settings.siwd.as_deref().map(Path::new), "siwd")?;
-            // Before any thread that uses them exists.
-            via::enter_namespaces(settings.link)?;
-            let siwd = Siwd::start(&programs, output, settings.link, settings.ipv6)?;
+            let siwd = Siwd::start(&programs, output, settings.link, settings.ipv6, needed)?;
             let (mut target, station) =
                 siwd_target(&programs, output, settings.ipv6, settings.seed, patience)?;
             let mut agent = None;
@@ -699,6 +710,9 @@ fn start(run: Run) -> Result<bool> {
     if run.agent.is_some() && run.via == Some(Via::Reference) {
         bail!("--agent is for a target with RDMA verbs, not for the reference peer");
     }
+    if let Some(wrong) = run.setting.iter().find(|setting| !is_setting(setting)) {
+        bail!("--setting {wrong}: expected TABLE.KEY=VALUE, for example mpa.crc=off");
+    }
     if run.lie.is_some() && run.via != Some(Via::Reference) {
         bail!("--lie is for --via reference");
     }
@@ -719,6 +733,7 @@ fn start(run: Run) -> Result<bool> {
         client: run.client.clone(),
         agent: run.agent.clone(),
         restart: run.restart.clone(),
+        settings: run.setting.clone(),
         seed: seed_or_random(run.seed)?,
         hazard: run.select.hazard,
     };
@@ -915,6 +930,7 @@ fn replay(folder: &Path, wanted: Vec<String>) -> Result<bool> {
         client: None,
         agent: None,
         restart: None,
+        setting: Vec::new(),
         select,
         seed: Some(settings.seed),
         jobs: 1,
@@ -952,9 +968,18 @@ fn watch_signals() -> Result<()> {
 }
 
 fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) -> Result<bool> {
+    let is_siwd = settings.via.as_deref() == Some("siwd");
+    let has_settings = |case: &Case| {
+        is_siwd
+            || case
+                .settings
+                .iter()
+                .all(|one| settings.settings.contains(one))
+    };
     let chosen: Vec<&Case> = cases
         .iter()
-        .filter(|c| run.select.takes(c) && (settings.agent.is_some() || !c.needs_agent()))
+        .filter(|c| run.select.takes(c) && has_settings(c))
+        .filter(|c| settings.agent.is_some() || !c.needs_agent())
         .collect();
     let mut instances = Vec::new();
     for case in chosen {
@@ -972,29 +997,24 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
     }
     if instances.is_empty() {
         bail!(
-            "no case is selected (cases that may crash a kernel need --hazard, those with the agent --agent)"
+            "no case is selected (cases that may crash a kernel need --hazard, those with the agent --agent, those with settings of the target --setting)"
         );
+    }
+    if is_siwd {
+        // A siwd for each set of settings; the plain one comes first.
+        instances.sort_by(|a, b| a.case.settings.cmp(&b.case.settings));
     }
     std::fs::create_dir_all(&run.output)
         .with_context(|| format!("cannot make {}", run.output.display()))?;
     let output = run.output.canonicalize()?;
+    if is_siwd {
+        // Before any thread that uses them exists.
+        via::enter_namespaces(settings.link)?;
+    }
     watch_signals()?;
     let begin = Instant::now();
-    let mut setup = set_up(settings, Duration::from_secs(run.patience), &output)?;
-    setup.target.swapped_terminates = peer.is_some_and(|peer| peer.swapped_terminates);
-    // The first conversation tells whether there is a target at all.
-    let deadline = Instant::now() + 2 * setup.target.patience;
-    while let Err(reason) = setup.target.sane(1) {
-        if Instant::now() > deadline || STOPPED.load(Ordering::Relaxed) {
-            bail!(
-                "no conversation with the target: {reason}; it has to run `rping -s -P -p {}`",
-                setup.target.port
-            );
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    let done = AtomicUsize::new(0);
     let total = instances.len();
+    let done = AtomicUsize::new(0);
     let terminal = std::io::stderr().is_terminal();
     let progress = |outcome: &Outcome| {
         let count = done.fetch_add(1, Ordering::Relaxed) + 1;
@@ -1003,20 +1023,19 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
             let _ = std::io::stderr().flush();
         }
     };
-    // A death is told from a restart only if no other case runs.
-    let jobs = if settings.restart.is_some() {
-        1
-    } else {
-        run.jobs
-    };
-    let Ran { outcomes, lost } = run_all(&setup.target, &instances, jobs, &STOPPED, &progress);
+    let (mut outcomes, mut lost) = (Vec::new(), None);
+    let same = |a: &Instance, b: &Instance| !is_siwd || a.case.settings == b.case.settings;
+    for part in instances.chunk_by(same) {
+        let needed = &part[0].case.settings;
+        let ran = execute_part(settings, needed, part, run, peer, &output, &progress)?;
+        outcomes.extend(ran.outcomes);
+        lost = ran.lost;
+        if lost.is_some() || STOPPED.load(Ordering::Relaxed) {
+            break;
+        }
+    }
     if terminal {
         eprint!("\r{:72}\r", "");
-    }
-    if let Some(siwd) = &mut setup.siwd
-        && !siwd.runs()
-    {
-        bail!("siwd ended during the run; see {}", siwd.log.display());
     }
     let expected = finish(settings, run, peer, &instances, &outcomes, begin, &output)?;
     if STOPPED.load(Ordering::Relaxed) {
@@ -1034,6 +1053,44 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
         );
     }
     Ok(expected)
+}
+
+/// Runs instances that need the same settings of the target.
+fn execute_part(
+    settings: &Settings,
+    needed: &[String],
+    instances: &[Instance],
+    run: &Run,
+    peer: Option<&Peer>,
+    output: &Path,
+    progress: &(dyn Fn(&Outcome) + Sync),
+) -> Result<Ran> {
+    let mut setup = set_up(settings, needed, Duration::from_secs(run.patience), output)?;
+    setup.target.swapped_terminates = peer.is_some_and(|peer| peer.swapped_terminates);
+    // The first conversation tells whether there is a target at all.
+    let deadline = Instant::now() + 2 * setup.target.patience;
+    while let Err(reason) = setup.target.sane(1) {
+        if Instant::now() > deadline || STOPPED.load(Ordering::Relaxed) {
+            bail!(
+                "no conversation with the target: {reason}; it has to run `rping -s -P -p {}`",
+                setup.target.port
+            );
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // A death is told from a restart only if no other case runs.
+    let jobs = if settings.restart.is_some() {
+        1
+    } else {
+        run.jobs
+    };
+    let ran = run_all(&setup.target, instances, jobs, &STOPPED, progress);
+    if let Some(siwd) = &mut setup.siwd
+        && !siwd.runs()
+    {
+        bail!("siwd ended during the run; see {}", siwd.log.display());
+    }
+    Ok(ran)
 }
 
 fn finish(

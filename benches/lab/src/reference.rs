@@ -175,7 +175,10 @@ impl Reference {
                 let server = server.clone();
                 std::thread::spawn(move || {
                     let seed = server.seed();
-                    if let Ok(tcp) = Tcp::accept(&server.station, &syn, seed as u32, PATIENCE) {
+                    let options = SynOptions::default();
+                    if let Ok(tcp) =
+                        Tcp::accept(&server.station, &syn, seed as u32, &options, PATIENCE)
+                    {
                         Peer::new(&server, tcp, seed, false).serve();
                     }
                 });

@@ -46,6 +46,9 @@ pub struct Settings {
     pub agent: Option<String>,
     #[serde(default)]
     pub restart: Option<String>,
+    /// Settings of the target beside those that every case expects.
+    #[serde(default)]
+    pub settings: Vec<String>,
     pub seed: u64,
     pub hazard: bool,
 }

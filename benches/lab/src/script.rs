@@ -13,15 +13,20 @@ use crate::agent::{Agent, STREAM_PORT};
 use crate::case::{
     Alternative, Case, Comparison, Expr, Grade, Level, Operator, Start, StepKind, Term, Value,
 };
-use crate::link::{Mac, Received, Station};
+use crate::link::{Dress, Mac, Received, Station};
 use crate::mapper::{MapperMessage, MapperPort, PORT, kind};
 use crate::stream::{Broken, Event, Opening, PING_SIZE, Phase, Region, Role, Stream};
 use crate::tcp::{Line, SegmentOptions, SynOptions, Tcp};
 use crate::wire::{
     AtomicRequest, AtomicResponse, CrcField, FpduOptions, MpaFrame, REPLY_KEY, REQUEST_KEY,
-    ReadRequest, Segment, Terminate, fpdu, opcode,
+    ReadRequest, Segment, Terminate, opcode,
 };
 
+mod calls;
+mod flow;
+
+/// Payload of a segment of the lab.
+const LARGEST_PIECE: usize = 1460;
 /// A verdict only worsens.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
@@ -196,7 +201,7 @@ impl Target {
                     anyhow!("no connection from the target: keep `rping -c -a {} -p {port}` running there", self.station.ip)
                 })?;
                 Ok((
-                    Tcp::accept(&self.station, &received, isn, self.patience)?,
+                    Tcp::accept(&self.station, &received, isn, syn, self.patience)?,
                     None,
                 ))
             }
@@ -208,7 +213,7 @@ impl Target {
                 self.station.unlisten(port);
                 let received = received.context("the client that was started does not connect")?;
                 Ok((
-                    Tcp::accept(&self.station, &received, isn, self.patience)?,
+                    Tcp::accept(&self.station, &received, isn, syn, self.patience)?,
                     Some(running),
                 ))
             }
@@ -270,6 +275,12 @@ struct Script<'a> {
     segments: u64,
     /// Payload of the segments that the last `past=` passed over.
     passed: Vec<u8>,
+    /// The agent's region `r`.
+    region: Option<Region>,
+    /// Request that the agent knows, until the case asks for it.
+    told: Option<serde_json::Value>,
+    /// Connections beside the one of the case.
+    crowd: Vec<Tcp>,
     outcome: Outcome,
 }
 
@@ -297,6 +308,9 @@ pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome
         last: None,
         segments: 0,
         passed: Vec::new(),
+        region: None,
+        told: None,
+        crowd: Vec::new(),
         outcome,
     };
     let begun = script.begin().or_else(|error| {
@@ -343,10 +357,14 @@ impl Script<'_> {
         if self.case.start == Start::Nothing {
             return Ok(());
         }
+        if self.case.start == Start::Calling {
+            return self.begin_calling();
+        }
         if self.case.needs_agent() {
             return self.begin_with_agent();
         }
-        self.connect(&SynOptions::default())?;
+        let syn = self.syn()?;
+        self.connect(&syn)?;
         if self.case.start == Start::Tcp {
             return Ok(());
         }
@@ -361,16 +379,22 @@ impl Script<'_> {
         result.map_err(|broken| anyhow!(broken.text))
     }
 
+    /// Takes the agent and lets it forget the case before.
+    fn take_agent(&mut self) -> Result<()> {
+        // The agent has one stream at a time. The guard of an attempt before is gone first.
+        self.agent = None;
+        let target = self.target;
+        let agent = target.agent.as_ref().context("the case needs --agent")?;
+        self.agent = Some(agent.lock().unwrap_or_else(PoisonError::into_inner));
+        self.command("forget", &BTreeMap::new())
+    }
+
     /// Opens a stream that the agent accepts; with `start asked` the agent has only the Request.
     fn begin_with_agent(&mut self) -> Result<()> {
         let target = self.target;
-        // The agent has one stream at a time. The guard of an attempt before is gone first.
-        self.agent = None;
-        let agent = target.agent.as_ref().context("the case needs --agent")?;
-        self.agent = Some(agent.lock().unwrap_or_else(PoisonError::into_inner));
+        self.take_agent()?;
         self.on = 1;
         self.other = None;
-        self.command("forget", &BTreeMap::new())?;
         self.ask(&serde_json::json!({ "do": "listen", "port": STREAM_PORT }))?;
         self.open_with_agent()?;
         if self.case.streams == 2 {
@@ -391,15 +415,31 @@ impl Script<'_> {
 
     fn open_with_agent(&mut self) -> Result<()> {
         let case = self.case;
-        self.connect(&SynOptions::default())?;
+        let syn = self.syn()?;
+        self.connect(&syn)?;
+        if case.start == Start::Listening {
+            return Ok(());
+        }
         let opening = self.opening()?;
         self.stream()?.send_frame(&opening.frame(REQUEST_KEY));
-        let patience = self.target.patience;
-        self.ask(&serde_json::json!({ "do": "await", "ms": patience.as_millis() as u64 }))?;
+        self.await_request()?;
         if case.start == Start::Asked {
             return Ok(());
         }
         self.command("prepare", &BTreeMap::new())?;
+        self.register()?;
+        let region = self.region;
+        self.stream()?.region = region;
+        self.command("accept", &case.accepting)?;
+        match self.stream()?.event(self.target.patience) {
+            Event::Mpa(frame) if !frame.rejected() => Ok(()),
+            event => bail!("not opened; the target's next step: {}", event.describe()),
+        }
+    }
+
+    /// Lets the agent register the regions of the case, for the first stream, and post receives.
+    fn register(&mut self) -> Result<()> {
+        let case = self.case;
         if self.on == 1 {
             for (name, fields) in &case.regions {
                 let mut command = self.words("reg", fields)?;
@@ -410,12 +450,11 @@ impl Script<'_> {
         }
         if let Some(stag) = self.places.get("r.stag") {
             let place = |part: &str| self.places.get(part).copied().unwrap_or(0);
-            let region = Region {
+            self.region = Some(Region {
                 stag: *stag as u32,
                 base: place("r.base"),
                 len: place("r.len") as u32,
-            };
-            self.stream()?.region = Some(region);
+            });
         }
         let (count, size) = case.receives;
         let name = if self.on == 1 {
@@ -427,18 +466,12 @@ impl Script<'_> {
             self.ask(&serde_json::json!({
                 "do": "reg", "name": name, "size": (count * size).max(1), "access": "",
             }))?;
-        }
-        for index in 0..count {
             self.ask(&serde_json::json!({
-                "do": "post", "op": "recv", "name": name, "at": index * size, "size": size,
-                "id": index + 1,
+                "do": "post", "op": "recv", "name": name, "size": size, "id": 1,
+                "count": count, "stride": size,
             }))?;
         }
-        self.command("accept", &case.accepting)?;
-        match self.stream()?.event(patience) {
-            Event::Mpa(frame) if !frame.rejected() => Ok(()),
-            event => bail!("not opened; the target's next step: {}", event.describe()),
-        }
+        Ok(())
     }
 
     /// Keeps the place of a region or window that the agent made.
@@ -678,6 +711,7 @@ impl Script<'_> {
                 _ => bail!("the target's last event has no number {part}"),
             };
         }
+        let announced = self.syn()?.mss;
         let stream = self.stream()?;
         let region = stream.region;
         let region = || region.context("no region is known yet (start region)");
@@ -696,6 +730,21 @@ impl Script<'_> {
             "msn.0" => stream.msn[0].into(),
             "msn.1" => stream.msn[1].into(),
             "msn.2" => stream.msn[2].into(),
+            "read.sink" | "read.to" | "read.size" => {
+                let read = stream.reads.front().context("the target reads nothing")?;
+                match name {
+                    "read.sink" => read.sink_stag.into(),
+                    "read.to" => read.sink_to,
+                    _ => read.size.into(),
+                }
+            }
+            "mulpdu" => {
+                let is_marked = stream.ours.as_ref().is_some_and(MpaFrame::markers);
+                let emss = stream.tcp.largest_of_peer(announced);
+                // RFC 5044 section 4.5.
+                let markers = if is_marked { 4 * emss.div_ceil(512) } else { 0 };
+                emss.saturating_sub(6 + markers + emss % 4)
+            }
             "crc" => stream.crc().into(),
             "mpa.ird" => depths.0.into(),
             "mpa.ord" => depths.1.into(),
@@ -844,16 +893,47 @@ impl Script<'_> {
                     self.stream()?.tcp.window = octets.min(u16::MAX.into()) as u16;
                     true
                 }
-                StepKind::Agent { what, fields } => {
+                StepKind::Lose(which) => {
+                    self.stream()?.tcp.lose(which);
+                    true
+                }
+                StepKind::LoseAbove(octets) => {
+                    let octets = self.number(octets)?;
+                    self.stream()?.tcp.lose_above(octets as usize);
+                    true
+                }
+                StepKind::Await(octets) => {
+                    let octets = self.number(octets)?;
+                    self.await_octets(octets)?;
+                    true
+                }
+                StepKind::Reaccept => {
+                    self.reaccept()?;
+                    true
+                }
+                StepKind::Crowd(count) => {
+                    let count = self.number(count)?;
+                    self.crowd(count)?;
+                    true
+                }
+                StepKind::Agent {
+                    what,
+                    fields,
+                    may_fail,
+                } => {
                     let context = || format!("{}:{}: {}", case.file, step.line, step.source);
-                    self.command(what, fields).with_context(context)?;
+                    match self.command(what, fields).with_context(context) {
+                        Err(error) if *may_fail => self.outcome.notes.push(format!("{error:#}")),
+                        other => other?,
+                    }
                     true
                 }
                 StepKind::Connect(fields) => {
-                    let isn = self.get(fields, "isn")?.map(|v| v as u32);
-                    let mss = self.get(fields, "mss")?.map(|v| v as u16);
                     let with_ack = std::mem::take(&mut self.held);
-                    let syn = SynOptions { isn, mss, with_ack };
+                    let syn = SynOptions {
+                        with_ack,
+                        ..self.syn_with(fields)?
+                    };
                     self.connect_error = self.connect(&syn).err().map(|e| format!("{e:#}"));
                     true
                 }
@@ -911,7 +991,15 @@ impl Script<'_> {
             urgent: has("urgent"),
             fragments: has("fragments"),
             offset,
+            is_once: has("once"),
+            is_old: has("old"),
+            dress: Dress {
+                is_tagged: has("vlan"),
+                is_congested: has("ce"),
+                is_extended: has("extended"),
+            },
         };
+        let (mut random, patience) = (self.seed, self.target.patience);
         let tcp = &mut self.stream()?.tcp;
         if has("later") {
             tcp.add_unacked(&all);
@@ -919,10 +1007,21 @@ impl Script<'_> {
         }
         let pieces: Vec<&[u8]> = match cut {
             _ if has("each") => all.chunks(1).collect(),
+            _ if has("scatter") => {
+                let (mut rest, mut pieces) = (all.as_slice(), Vec::new());
+                while !rest.is_empty() {
+                    random = mix(random, "cut");
+                    let at = rest.len().min(1 + random as usize % LARGEST_PIECE);
+                    let (piece, behind) = rest.split_at(at);
+                    pieces.push(piece);
+                    rest = behind;
+                }
+                pieces
+            }
             Some(at) if at > 0 && (at as usize) < all.len() => {
                 vec![&all[..at as usize], &all[at as usize..]]
             }
-            _ => all.chunks(1460).collect(),
+            _ => all.chunks(LARGEST_PIECE).collect(),
         };
         for (index, piece) in pieces.iter().enumerate() {
             if index > 0
@@ -932,6 +1031,8 @@ impl Script<'_> {
                 while tcp.pump(until) {}
             }
             tcp.send(piece, options);
+            let until = Instant::now() + patience;
+            while tcp.in_flight() > IN_FLIGHT && tcp.ending.is_none() && tcp.pump(until) {}
         }
         Ok(())
     }
@@ -957,6 +1058,10 @@ impl Script<'_> {
                 let tcp = &mut self.stream()?.tcp;
                 tcp.pure_acks = 0;
                 tcp.send_keepalive(length as usize);
+            }
+            "icmp" => {
+                let mtu = self.get(fields, "mtu")?.context("icmp without mtu=")?;
+                self.stream()?.tcp.send_too_big(mtu as u32, offset)?;
             }
             "again" => self.stream()?.tcp.resend(),
             "octets" => {
@@ -1217,25 +1322,18 @@ impl Script<'_> {
 
     fn emit_segment(
         &mut self,
-        segment: Segment,
+        mut segment: Segment,
         own_msn: bool,
         advertises: bool,
         fields: &BTreeMap<String, Value>,
         words: &[String],
     ) -> Result<()> {
         let has = |word: &str| words.iter().any(|w| w == word);
-        if !segment.tagged && !own_msn && segment.qn < 4 {
-            let msn = &mut self.stream()?.msn[segment.qn as usize];
-            *msn = if segment.last {
-                msn.wrapping_add(1)
-            } else {
-                *msn
-            };
-        }
-        let mut ulpdu = segment.encode();
-        if let Some(keep) = self.get(fields, "keep")? {
-            ulpdu.truncate(keep as usize);
-        }
+        let keep = self.get(fields, "keep")?;
+        let by = self
+            .get(fields, "by")?
+            .map_or(usize::MAX, |v| v.max(1) as usize);
+        let times = self.get(fields, "times")?.unwrap_or(1);
         let options = FpduOptions {
             length: self.get(fields, "ulpdu")?.map(|v| v as u16),
             pad: self.get(fields, "pad")?.unwrap_or(0) as u8,
@@ -1245,28 +1343,58 @@ impl Script<'_> {
                 () if has("zerocrc") => CrcField::Zero,
                 () => CrcField::Good,
             },
+            marker_pointer: self.get(fields, "mptr")?.unwrap_or(0) as u16,
+            marker_reserved: self.get(fields, "mres")?.unwrap_or(0) as u16,
+            without_marker: has("unmarked"),
         };
-        let mut octets = fpdu(&ulpdu, &options);
+        let stream = self.stream()?;
+        let text = format!(
+            "{}{}{}",
+            segment.describe(),
+            if has("badcrc") { ", BAD CRC" } else { "" },
+            if times > 1 {
+                format!(", {times} times")
+            } else {
+                String::new()
+            },
+        );
+        stream.tcp.note(true, text);
+        let mut octets = Vec::new();
+        for _ in 0..times {
+            for part in segment.parts(by) {
+                let mut ulpdu = part.encode();
+                if let Some(keep) = keep {
+                    ulpdu.truncate(keep as usize);
+                }
+                octets.extend(stream.fpdu(&ulpdu, &options, has("marked")));
+                stream.sent = ulpdu;
+            }
+            if !segment.tagged && !own_msn && segment.qn < 4 && segment.last {
+                let msn = &mut stream.msn[segment.qn as usize];
+                *msn = msn.wrapping_add(1);
+                segment.msn = *msn;
+            }
+        }
+        if has("once") || fields.contains_key("offset") {
+            stream.forget_fpdus(octets.len());
+        }
+        if segment.opcode == opcode::READ_RESPONSE && segment.last {
+            stream.reads.pop_front();
+        }
         if let Some(at) = self.get(fields, "flip")? {
             *octets
                 .get_mut(at as usize)
                 .context("flip= lies beyond the FPDU")? ^= 0x01;
         }
         let stream = self.stream()?;
-        let text = format!(
-            "{}{}",
-            segment.describe(),
-            if has("badcrc") { ", BAD CRC" } else { "" }
-        );
-        stream.tcp.note(true, text);
-        stream.sent = ulpdu;
         if advertises {
             stream.on_advertisement_sent();
         }
         let good =
             options.crc == CrcField::Good && segment.opcode == opcode::WRITE && segment.tagged;
         // With an offset, TCP decides which of the octets are new.
-        let is_placed = good && !fields.contains_key("flip") && !fields.contains_key("offset");
+        let is_placed =
+            good && !fields.contains_key("flip") && !fields.contains_key("offset") && !has("once");
         if let (Some(region), true) = (stream.region, is_placed)
             && segment.stag == region.stag
         {
@@ -1318,6 +1446,9 @@ impl Script<'_> {
             "answer" => return self.want_answer(alternatives),
             "passed" => return self.want_passed(first),
             "completion" => return self.want_completion(alternatives),
+            "event" => return self.want_event(alternatives),
+            "flow" => return self.want_flow(first),
+            "ended" => return self.want_ended(first),
             _ if alternatives.iter().any(|a| a.name == "lives") => match self.stream()?.lives() {
                 Ok(()) => {
                     let lives = alternatives.iter().find(|a| a.name == "lives");
@@ -1477,6 +1608,9 @@ impl Script<'_> {
         let tcp = &self.stream()?.tcp;
         let ip = tcp.last_ip();
         let mss = tcp.peer_mss.map_or(536, u64::from);
+        // Octets of the first block, if the last segment is in it.
+        let block = tcp.sack.filter(|(_, end)| *end == tcp.snd_nxt);
+        let sacked = block.map_or(0, |(begin, end)| end.wrapping_sub(begin).into());
         let mut actual = Vec::new();
         let mut good = true;
         for comparison in &alternative.comparisons {
@@ -1484,7 +1618,8 @@ impl Script<'_> {
                 "mss" => mss,
                 "df" => ip.map_or(0, |(fragment, _)| fragment.into()),
                 "ttl" => ip.map_or(0, |(_, hops)| hops.into()),
-                other => bail!("{other} is no property of TCP here: mss, df, ttl"),
+                "sack" => sacked,
+                other => bail!("{other} is no property of TCP here: mss, df, ttl, sack"),
             };
             actual.push(format!("{} {found}", comparison.field));
             good &= self.holds(comparison, &Found::Number(found))?;

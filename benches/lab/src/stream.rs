@@ -7,6 +7,7 @@
 //! Read is registered for remote access, so its STag serves for the cases. With `rping -c` the target
 //! advertises its buffer, which the lab reads; it advertises a second one, which the lab writes.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::link::StartUp;
@@ -15,7 +16,7 @@ use crate::rules::broken_by;
 use crate::tcp::{Ending, SegmentOptions, Tcp};
 use crate::wire::{
     Fpdu, FpduOptions, FpduReader, MpaFrame, REPLY_KEY, REQUEST_KEY, ReadRequest, Segment, fpdu,
-    opcode,
+    marked_fpdu, opcode,
 };
 
 /// Size of the ping data: the default of rping.
@@ -164,6 +165,15 @@ pub enum Phase {
     AwaitSink,
 }
 
+/// An FPDU of the target.
+#[derive(Debug, Clone)]
+pub struct SeenFpdu {
+    /// Sequence number of its first octet, or of the marker before it.
+    pub seq: u32,
+    pub fpdu: Fpdu,
+    pub segment: Option<Segment>,
+}
+
 pub struct Stream {
     pub tcp: Tcp,
     pub role: Role,
@@ -173,6 +183,14 @@ pub struct Stream {
     pub theirs: Option<MpaFrame>,
     reader: FpduReader,
     reader_fed: bool,
+    /// Sequence number of the target's next FPDU.
+    next_fpdu: u32,
+    /// FPDUs since the last look at the flow.
+    pub seen: Vec<SeenFpdu>,
+    /// Read Requests of the target without a Response.
+    pub reads: VecDeque<ReadRequest>,
+    /// Octets of FPDUs that were sent, by which markers are placed.
+    position: u64,
     /// Next MSN of each queue.
     pub msn: [u32; 4],
     pub phase: Phase,
@@ -205,6 +223,10 @@ impl Stream {
             theirs: None,
             reader: FpduReader::default(),
             reader_fed: false,
+            next_fpdu: 0,
+            seen: Vec::new(),
+            reads: VecDeque::new(),
+            position: 0,
             msn: [1; 4],
             phase: if role == Role::Responder {
                 Phase::Idle
@@ -271,6 +293,9 @@ impl Stream {
             // A start frame begins with its key; FPDUs of a target that skips it do not.
             if let Some((frame, end)) = MpaFrame::decode(&self.tcp.data) {
                 self.tcp.data.drain(..end);
+                let behind =
+                    self.tcp.data.len() + usize::from(self.tcp.ending == Some(Ending::Fin));
+                self.next_fpdu = self.tcp.rcv_nxt.wrapping_sub(behind as u32);
                 self.theirs = Some(frame.clone());
                 return Some(Event::Mpa(frame));
             }
@@ -288,6 +313,12 @@ impl Stream {
                 if let Some(segment) = &segment {
                     self.on_segment(segment);
                 }
+                self.seen.push(SeenFpdu {
+                    seq: self.next_fpdu,
+                    fpdu: fpdu.clone(),
+                    segment: segment.clone(),
+                });
+                self.next_fpdu = self.next_fpdu.wrapping_add(fpdu.length as u32);
                 return Some(Event::Fpdu(fpdu, segment));
             }
         }
@@ -309,6 +340,11 @@ impl Stream {
 
     fn on_segment(&mut self, segment: &Segment) {
         let is_send = segment.opcode == opcode::SEND || segment.opcode == opcode::SEND_SE;
+        if segment.opcode == opcode::READ_REQUEST
+            && let Some(read) = ReadRequest::decode(&segment.payload)
+        {
+            self.reads.push_back(read);
+        }
         self.phase = match self.phase {
             Phase::AwaitRead if segment.opcode == opcode::READ_REQUEST => {
                 let Some(read) = ReadRequest::decode(&segment.payload) else {
@@ -374,8 +410,24 @@ impl Stream {
     /// Sends a well-formed segment.
     pub fn send_segment(&mut self, segment: &Segment) {
         self.tcp.note(true, segment.describe());
-        let octets = fpdu(&segment.encode(), &FpduOptions::default());
+        let octets = self.fpdu(&segment.encode(), &FpduOptions::default(), false);
         self.tcp.send(&octets, SegmentOptions::default());
+    }
+
+    /// The stream's next FPDU, with markers if the target asked for them or the case wants them.
+    pub fn fpdu(&mut self, ulpdu: &[u8], options: &FpduOptions, is_marked: bool) -> Vec<u8> {
+        let octets = if is_marked || self.theirs.as_ref().is_some_and(MpaFrame::markers) {
+            marked_fpdu(ulpdu, options, self.position)
+        } else {
+            fpdu(ulpdu, options)
+        };
+        self.position += octets.len() as u64;
+        octets
+    }
+
+    /// Octets that [`Self::fpdu`] made are not part of the stream.
+    pub fn forget_fpdus(&mut self, octets: usize) {
+        self.position -= octets as u64;
     }
 
     pub fn untagged(&mut self, opcode: u8, payload: &[u8]) -> Segment {
@@ -422,8 +474,11 @@ impl Stream {
             self.send_segment(&segment);
             at = end;
             if at == payload.len() {
-                return;
+                break;
             }
+        }
+        if opcode == opcode::READ_RESPONSE {
+            self.reads.pop_front();
         }
     }
 

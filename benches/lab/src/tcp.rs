@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv4Header, TcpHeader, TcpOptionElement};
 
-use crate::link::{Mac, Received, StartUp, Station};
+use crate::link::{Dress, Mac, Received, StartUp, Station};
 
 /// Time after which an unacknowledged segment is sent again.
 const RETRANSMIT: Duration = Duration::from_millis(400);
@@ -43,6 +43,14 @@ pub struct SynOptions {
     pub mss: Option<u16>,
     /// Payload of the third segment of the handshake.
     pub with_ack: Vec<u8>,
+    /// Window announced from the SYN on, before scaling.
+    pub window: Option<u16>,
+    /// Window Scale option (RFC 7323 section 2).
+    pub scale: Option<u8>,
+    /// SACK Permitted option (RFC 2018 section 2).
+    pub has_sack: bool,
+    /// Timestamps option (RFC 7323 section 3).
+    pub has_timestamps: bool,
 }
 
 /// Modifications of a single segment.
@@ -56,6 +64,29 @@ pub struct SegmentOptions {
     pub fragments: bool,
     /// Added to the sequence number; such a segment is sent once.
     pub offset: i64,
+    /// Sent once, without taking sequence numbers.
+    pub is_once: bool,
+    /// The timestamp is older than that of any segment before.
+    pub is_old: bool,
+    pub dress: Dress,
+}
+
+/// A segment with data of the peer.
+#[derive(Debug, Clone, Copy)]
+pub struct SeenSegment {
+    pub seq: u32,
+    pub length: u32,
+    /// Octets of it were sent before.
+    pub is_repeated: bool,
+}
+
+/// Segments that get lost on their way to the lab.
+#[derive(Debug, Default)]
+struct Loss {
+    /// Segments with data that are still to be counted before each loss; one is the next.
+    which: Vec<u32>,
+    /// Largest IP packet that arrives; `None`: any.
+    largest: Option<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -86,6 +117,26 @@ pub struct Tcp {
     pub window: u16,
     /// MSS option of the peer's SYN.
     pub peer_mss: Option<u16>,
+    /// Shift of the announced window, if both sides scale.
+    scale: u8,
+    /// Whether both sides send timestamps.
+    has_timestamps: bool,
+    /// Last timestamp of the peer.
+    peer_timestamp: u32,
+    begin: Instant,
+    /// First SACK block of the peer's last segment.
+    pub sack: Option<(u32, u32)>,
+    /// Last acknowledgment number that the peer got.
+    acked: u32,
+    /// Highest sequence number of the peer, lost segments included.
+    highest: Option<u32>,
+    /// Most octets of the peer beyond what was acknowledged, since the last look.
+    pub beyond: u32,
+    /// Segments with data since the last look.
+    pub seen: Vec<SeenSegment>,
+    loss: Loss,
+    /// IP packet of the peer's last segment with data.
+    last_packet: Vec<u8>,
     out_of_order: BTreeMap<u32, (Vec<u8>, bool)>,
     /// Received in order and not taken yet.
     pub data: Vec<u8>,
@@ -138,13 +189,14 @@ impl Tcp {
         station.attach(port, peer, to);
         let isn = options.isn.unwrap_or(isn);
         let mut tcp = Tcp::new(station, peer, peer_mac, port, inbox, isn);
+        tcp.window = options.window.unwrap_or(WINDOW);
         let deadline = Instant::now() + patience;
         let mss = options.mss.unwrap_or(largest_segment(peer));
         loop {
             if Instant::now() >= deadline {
                 bail!("{peer} does not answer a SYN");
             }
-            tcp.send_syn(mss, false);
+            tcp.send_syn(mss, options, false);
             let again = (Instant::now() + RETRANSMIT).min(deadline);
             while let Some(received) = tcp.receive(again) {
                 let header = &received.header;
@@ -152,7 +204,7 @@ impl Tcp {
                     bail!("{peer} refuses the connection with a RST");
                 }
                 if header.syn && header.ack && header.acknowledgment_number == isn.wrapping_add(1) {
-                    tcp.on_syn(&received);
+                    tcp.on_syn(&received, options);
                     tcp.snd_nxt = isn.wrapping_add(1);
                     tcp.snd_una = tcp.snd_nxt;
                     if options.with_ack.is_empty() {
@@ -171,18 +223,22 @@ impl Tcp {
         station: &Arc<Station>,
         syn: &Received,
         isn: u32,
+        options: &SynOptions,
         patience: Duration,
     ) -> Result<Tcp> {
         let port = syn.header.destination_port;
         let (to, inbox) = channel();
         station.attach(port, syn.from, to);
+        let isn = options.isn.unwrap_or(isn);
         let mut tcp = Tcp::new(station, syn.from, syn.from_mac, port, inbox, isn);
+        tcp.window = options.window.unwrap_or(WINDOW);
         tcp.log(false, &syn.frame, &syn.header, syn.payload.len());
-        tcp.on_syn(syn);
+        tcp.on_syn(syn, options);
+        let mss = options.mss.unwrap_or(largest_segment(syn.from));
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
             tcp.snd_nxt = isn;
-            tcp.send_syn(largest_segment(syn.from), true);
+            tcp.send_syn(mss, options, true);
             tcp.snd_nxt = isn.wrapping_add(1);
             let again = (Instant::now() + RETRANSMIT).min(deadline);
             while let Some(received) = tcp.receive(again) {
@@ -218,6 +274,17 @@ impl Tcp {
             rcv_nxt: 0,
             window: WINDOW,
             peer_mss: None,
+            scale: 0,
+            has_timestamps: false,
+            peer_timestamp: 0,
+            begin: Instant::now(),
+            sack: None,
+            acked: 0,
+            highest: None,
+            beyond: 0,
+            seen: Vec::new(),
+            loss: Loss::default(),
+            last_packet: Vec::new(),
             out_of_order: BTreeMap::new(),
             data: Vec::new(),
             ending: None,
@@ -234,6 +301,9 @@ impl Tcp {
         let mut header = TcpHeader::new(self.port, self.peer.port(), self.snd_nxt, self.window);
         header.ack = true;
         header.acknowledgment_number = self.held_ack.unwrap_or(self.rcv_nxt);
+        if self.has_timestamps {
+            self.stamp(&mut header, self.clock());
+        }
         header
     }
 
@@ -245,30 +315,153 @@ impl Tcp {
         }
     }
 
-    fn send_syn(&mut self, mss: u16, ack: bool) {
+    /// Time of this connection for timestamps, in milliseconds.
+    fn clock(&self) -> u32 {
+        /// A value at the beginning that leaves room for older ones.
+        const START: u32 = 1_000_000;
+        START + self.begin.elapsed().as_millis() as u32
+    }
+
+    fn stamp(&self, header: &mut TcpHeader, time: u32) {
+        // Ten octets always fit.
+        let _ = header.set_options(&[
+            TcpOptionElement::Noop,
+            TcpOptionElement::Noop,
+            TcpOptionElement::Timestamp(time, self.peer_timestamp),
+        ]);
+    }
+
+    fn send_syn(&mut self, mss: u16, options: &SynOptions, ack: bool) {
         let mut header = self.header();
         header.syn = true;
         if !ack {
             header.ack = false;
             header.acknowledgment_number = 0;
         }
+        let mut elements = Vec::new();
         if mss != 0 {
-            // One option of four octets always fits.
-            let _ = header.set_options(&[TcpOptionElement::MaximumSegmentSize(mss)]);
+            elements.push(TcpOptionElement::MaximumSegmentSize(mss));
         }
+        if let Some(scale) = options.scale {
+            elements.push(TcpOptionElement::WindowScale(scale));
+        }
+        if options.has_sack {
+            elements.push(TcpOptionElement::SelectiveAcknowledgementPermitted);
+        }
+        if options.has_timestamps {
+            let time = self.clock();
+            elements.push(TcpOptionElement::Timestamp(time, self.peer_timestamp));
+        }
+        // All of them take 19 octets of 40.
+        let _ = header.set_options(&elements);
         self.transmit(header, &[], SegmentOptions::default());
     }
 
-    fn on_syn(&mut self, received: &Received) {
+    fn on_syn(&mut self, received: &Received, ours: &SynOptions) {
         self.rcv_nxt = received.header.sequence_number.wrapping_add(1);
         for option in received.header.options_iterator().flatten() {
-            if let TcpOptionElement::MaximumSegmentSize(mss) = option {
-                self.peer_mss = Some(mss);
+            match option {
+                TcpOptionElement::MaximumSegmentSize(mss) => self.peer_mss = Some(mss),
+                TcpOptionElement::WindowScale(_) => self.scale = ours.scale.unwrap_or(0),
+                TcpOptionElement::Timestamp(time, _) => {
+                    self.has_timestamps = ours.has_timestamps;
+                    self.peer_timestamp = time;
+                }
+                _ => {}
             }
         }
     }
 
+    /// Window that the peer may fill, in octets.
+    fn room(&self) -> u32 {
+        u32::from(self.window) << self.scale
+    }
+
+    /// Payload of the peer's largest segment: announced by the lab or bounded by its own link, less the
+    /// timestamps.
+    pub fn largest_of_peer(&self, announced: Option<u16>) -> u64 {
+        let own = largest_segment(self.peer);
+        let link = self.peer_mss.unwrap_or(own);
+        let options = if self.has_timestamps { 12 } else { 0 };
+        u64::from(announced.unwrap_or(own).min(link)).saturating_sub(options)
+    }
+
+    /// Loses segments with data: the `which`-th ones from here on, the next one being 1.
+    pub fn lose(&mut self, which: &[u32]) {
+        self.loss.which = which.to_vec();
+    }
+
+    /// Loses frames whose IP packet has more octets.
+    pub fn lose_above(&mut self, octets: usize) {
+        self.loss.largest = Some(octets);
+    }
+
+    fn is_lost(&mut self, received: &Received) -> bool {
+        const ETHERNET: usize = 14;
+        if received.payload.is_empty() {
+            return false;
+        }
+        let largest = self.loss.largest.unwrap_or(usize::MAX);
+        let mut is_lost = received.frame.len() - ETHERNET > largest;
+        for count in &mut self.loss.which {
+            *count = count.saturating_sub(1);
+        }
+        let before = self.loss.which.len();
+        self.loss.which.retain(|count| *count > 0);
+        is_lost |= self.loss.which.len() < before;
+        if is_lost {
+            self.note(false, "lost on its way".into());
+        }
+        is_lost
+    }
+
+    /// Accounts for a segment with data, lost or not.
+    fn look_at(&mut self, received: &Received, is_lost: bool) {
+        let seq = received.header.sequence_number;
+        let length = received.payload.len() as u32;
+        let end = seq.wrapping_add(length);
+        let is_repeated = self.highest.is_some_and(|highest| later(highest, seq));
+        if self.highest.is_none_or(|highest| later(end, highest)) {
+            self.highest = Some(end);
+        }
+        if is_lost {
+            return;
+        }
+        self.beyond = self.beyond.max(end.wrapping_sub(self.acked));
+        self.last_packet = received.frame.get(14..).unwrap_or_default().to_vec();
+        self.seen.push(SeenSegment {
+            seq,
+            length,
+            is_repeated,
+        });
+    }
+
+    /// Sends the ICMP error of a router about the peer's last segment with data, whose sequence number the offset
+    /// changes.
+    pub fn send_too_big(&mut self, mtu: u32, offset: i64) -> Result<()> {
+        let mut packet = self.last_packet.clone();
+        let ip = if self.peer.is_ipv4() { 20 } else { 40 };
+        let Some(seq) = packet.get_mut(ip + 4..ip + 8) else {
+            bail!("the peer sent no data yet");
+        };
+        let number = u32::from_be_bytes([seq[0], seq[1], seq[2], seq[3]]);
+        seq.copy_from_slice(&number.wrapping_add(offset as u32).to_be_bytes());
+        packet.truncate(ip + 20);
+        let to = self.peer.ip();
+        let frame = self.station.send_too_big(self.peer_mac, to, mtu, &packet);
+        self.ladder.push(Line {
+            at: Instant::now(),
+            from_lab: true,
+            text: format!("ICMP too big, MTU {mtu}"),
+            frame: Some(frame),
+        });
+        Ok(())
+    }
+
     fn transmit(&mut self, header: TcpHeader, payload: &[u8], options: SegmentOptions) {
+        if header.ack {
+            self.acked = header.acknowledgment_number;
+        }
         let mut octets = header.to_bytes().to_vec();
         octets.extend(payload);
         let (mac, to) = (self.peer_mac, self.peer.ip());
@@ -278,8 +471,11 @@ impl Tcp {
         }
         let frames = if options.fragments {
             self.station.fragments(mac, to, IpNumber::TCP, &octets)
-        } else {
+        } else if options.dress.is_plain() {
             vec![self.station.packet(mac, to, IpNumber::TCP, &octets)]
+        } else {
+            let dress = options.dress;
+            vec![self.station.dressed(mac, to, IpNumber::TCP, &octets, dress)]
         };
         for frame in frames {
             self.log(true, &frame, &header, payload.len());
@@ -325,7 +521,10 @@ impl Tcp {
             header.urg = true;
             header.urgent_pointer = 1;
         }
-        if options.offset != 0 {
+        if options.is_old && self.has_timestamps {
+            self.stamp(&mut header, 1);
+        }
+        if options.offset != 0 || options.is_once {
             header.sequence_number = header.sequence_number.wrapping_add(options.offset as u32);
             self.transmit(header, payload, options);
             return;
@@ -437,7 +636,13 @@ impl Tcp {
             let oldest = self.unacked.iter().map(|u| u.sent).min();
             let again = oldest.map_or(until, |sent| until.min(sent + RETRANSMIT));
             if let Some(received) = self.receive(again) {
-                self.on_segment(received);
+                let is_lost = self.is_lost(&received);
+                if !received.payload.is_empty() {
+                    self.look_at(&received, is_lost);
+                }
+                if !is_lost {
+                    self.on_segment(received);
+                }
                 return true;
             }
             let now = Instant::now();
@@ -474,6 +679,14 @@ impl Tcp {
             self.send_ack();
             return;
         }
+        self.sack = None;
+        for option in header.options_iterator().flatten() {
+            match option {
+                TcpOptionElement::SelectiveAcknowledgement(first, _) => self.sack = Some(first),
+                TcpOptionElement::Timestamp(time, _) => self.peer_timestamp = time,
+                _ => {}
+            }
+        }
         if header.ack && later(header.acknowledgment_number, self.snd_nxt) {
             // Data that was never sent (RFC 9293 section 3.10.7.4).
             self.send_ack();
@@ -499,7 +712,7 @@ impl Tcp {
         }
         let mut fin = header.fin;
         if self.window < WINDOW {
-            let end = self.rcv_nxt.wrapping_add(self.window.into());
+            let end = self.rcv_nxt.wrapping_add(self.room());
             let room = (end.wrapping_sub(header.sequence_number) as i32).max(0) as usize;
             if payload.len() > room {
                 payload.truncate(room);
@@ -534,6 +747,16 @@ impl Tcp {
         if self.held_ack.is_none() {
             self.send_ack();
         }
+    }
+
+    /// Octets that the peer has not acknowledged.
+    pub fn in_flight(&self) -> u32 {
+        self.snd_nxt.wrapping_sub(self.snd_una)
+    }
+
+    /// Port of the lab.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Whether the peer acknowledged everything.

@@ -56,6 +56,36 @@ mac = "02:00:00:77:00:01"
 addresses = ["10.77.0.1/24", "fd77::1/64"]
 "#;
 
+/// The configuration with further settings of the device, each as `TABLE.KEY=VALUE`; a value with commas is
+/// a list.
+fn configuration(link: LocalLink, settings: &[String]) -> Result<String> {
+    let mut config: toml::Table = CONFIG.replace("DEVARGS", link.devargs()).parse()?;
+    let device = config["device"]
+        .get_mut(0)
+        .and_then(toml::Value::as_table_mut)
+        .context("no device")?;
+    for setting in settings {
+        let (name, text) = setting.split_once('=').context("no value")?;
+        let (table, key) = name.split_once('.').context("no table")?;
+        let value = match text.split_once(',') {
+            Some(_) => text.split(',').map(value).collect::<Vec<_>>().into(),
+            None => value(text),
+        };
+        let table = device
+            .entry(table)
+            .or_insert_with(|| toml::Table::new().into());
+        let table = table.as_table_mut().context("not a table")?;
+        table.insert(key.to_owned(), value);
+    }
+    Ok(config.to_string())
+}
+
+fn value(text: &str) -> toml::Value {
+    let boolean = text.parse().map(toml::Value::Boolean).ok();
+    let number = || text.parse().map(toml::Value::Integer).ok();
+    boolean.or_else(number).unwrap_or_else(|| text.into())
+}
+
 /// Link between the lab and siwd.
 #[derive(
     Debug,
@@ -312,14 +342,20 @@ pub struct Siwd {
 }
 
 impl Siwd {
-    /// Starts everything; the namespaces were entered before.
-    pub fn start(programs: &Programs, output: &Path, link: LocalLink, ipv6: bool) -> Result<Siwd> {
-        Siwd::start_program(programs, output, link, ipv6, false)
+    /// Starts everything, with further settings of the device; the namespaces were entered before.
+    pub fn start(
+        programs: &Programs,
+        output: &Path,
+        link: LocalLink,
+        ipv6: bool,
+        settings: &[String],
+    ) -> Result<Siwd> {
+        Siwd::start_program(programs, output, link, ipv6, settings, false)
     }
 
     /// Starts `siwd-mutants` over a veth pair; the namespaces were entered before.
     pub fn start_mutants(programs: &Programs, output: &Path) -> Result<Siwd> {
-        Siwd::start_program(programs, output, LocalLink::Veth, false, true)
+        Siwd::start_program(programs, output, LocalLink::Veth, false, &[], true)
     }
 
     /// The switch of a siwd that was started with mutants.
@@ -334,18 +370,31 @@ impl Siwd {
         output: &Path,
         link: LocalLink,
         ipv6: bool,
+        settings: &[String],
         has_mutants: bool,
     ) -> Result<Siwd> {
         let any = if ipv6 { "-a :: " } else { "" };
         let config = Path::new(PRIVATE).join("siwd.toml");
-        std::fs::write(&config, CONFIG.replace("DEVARGS", link.devargs()))?;
+        let text = configuration(link, settings)
+            .with_context(|| format!("siwd cannot have the settings {}", settings.join(" ")))?;
+        std::fs::write(&config, text)?;
         let log = output.join("siwd.log");
-        let out = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        // The log of the siwd before, with other settings, is kept.
+        let out = File::options()
+            .create(true)
+            .append(!settings.is_empty())
+            .truncate(settings.is_empty())
+            .write(true)
+            .open(&log);
+        let out = out.with_context(|| format!("cannot write {}", log.display()))?;
         let (stdin, stdout) = if has_mutants {
             (Stdio::piped(), Stdio::piped())
         } else {
             (Stdio::null(), out.try_clone()?.into())
         };
+        let socket = Path::new(PRIVATE).join("siwd.sock");
+        // That of the siwd before says nothing about this one.
+        let _ = std::fs::remove_file(&socket);
         let mut siwd = dying_with_the_lab("TERM", &programs.siwd)
             .arg("--config")
             .arg(&config)
@@ -365,7 +414,7 @@ impl Siwd {
         };
         started.mutants = mutants.transpose()?;
         let deadline = Instant::now() + Duration::from_secs(30);
-        while !Path::new(PRIVATE).join("siwd.sock").exists() {
+        while !socket.exists() {
             if let Some(status) = started.siwd.try_wait()? {
                 let said = std::fs::read_to_string(&log).unwrap_or_default();
                 bail!("siwd ended with {status}:\n{}", said.trim());

@@ -140,6 +140,22 @@ impl Segment {
         octets
     }
 
+    /// The message in segments of at most `by` octets of payload each.
+    pub fn parts(&self, by: usize) -> Vec<Segment> {
+        if self.payload.len() <= by {
+            return vec![self.clone()];
+        }
+        let count = self.payload.len().div_ceil(by);
+        let part = |(index, payload): (usize, &[u8])| Segment {
+            last: self.last && index + 1 == count,
+            to: self.to.wrapping_add((index * by) as u64),
+            mo: self.mo.wrapping_add((index * by) as u32),
+            payload: payload.to_vec(),
+            ..self.clone()
+        };
+        self.payload.chunks(by).enumerate().map(part).collect()
+    }
+
     pub fn header(&self) -> Vec<u8> {
         let mut octets = vec![
             u8::from(self.tagged) << 7
@@ -410,6 +426,12 @@ pub struct FpduOptions {
     /// The CRC is computed as if the pad were zero.
     pub crc_over_zero_pad: bool,
     pub crc: CrcField,
+    /// Added to the pointer of each marker.
+    pub marker_pointer: u16,
+    /// Reserved octets of each marker.
+    pub marker_reserved: u16,
+    /// The first marker is missing.
+    pub without_marker: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -441,6 +463,40 @@ pub fn fpdu(ulpdu: &[u8], options: &FpduOptions) -> Vec<u8> {
     octets
 }
 
+/// An FPDU with markers, whose first octet, or the marker before it, stands at `position` in the stream.
+pub fn marked_fpdu(ulpdu: &[u8], options: &FpduOptions, position: u64) -> Vec<u8> {
+    let length = options.length.unwrap_or(ulpdu.len() as u16);
+    let mut body = length.to_be_bytes().to_vec();
+    body.extend(ulpdu);
+    body.resize(body.len() + pad_length(ulpdu.len()), options.pad);
+    let mut octets = Vec::with_capacity(body.len() + body.len() / 64 + 8);
+    let mut start = None;
+    let mut is_skipped = !options.without_marker;
+    let mut mark = |octets: &mut Vec<u8>, start: Option<usize>| {
+        if !(position + octets.len() as u64).is_multiple_of(MARKER_PERIOD)
+            || !std::mem::replace(&mut is_skipped, true)
+        {
+            return;
+        }
+        let pointer = start.map_or(0, |start| octets.len() - start) as u16;
+        octets.extend(options.marker_reserved.to_be_bytes());
+        octets.extend(pointer.wrapping_add(options.marker_pointer).to_be_bytes());
+    };
+    for octet in body {
+        mark(&mut octets, start);
+        start.get_or_insert(octets.len());
+        octets.push(octet);
+    }
+    mark(&mut octets, start);
+    let crc = crc32c(&octets);
+    octets.extend(match options.crc {
+        CrcField::Good => crc.to_le_bytes(),
+        CrcField::Bad => (crc ^ 1).to_le_bytes(),
+        CrcField::Zero => [0; 4],
+    });
+    octets
+}
+
 /// A received FPDU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fpdu {
@@ -451,6 +507,12 @@ pub struct Fpdu {
     pub markers: u32,
     /// False if a marker points elsewhere or has reserved octets.
     pub markers_right: bool,
+    /// A marker stands directly before it.
+    pub marker_before: bool,
+    /// A marker stands between pad and CRC.
+    pub marker_before_crc: bool,
+    /// Octets in the stream, markers included.
+    pub length: usize,
 }
 
 /// Splits a received octet stream into FPDUs, with or without markers. Position 0 is the first octet
@@ -481,6 +543,7 @@ impl FpduReader {
         let mut start = None;
         let mut markers = 0;
         let mut markers_right = true;
+        let mut marker_before = false;
         let mut take =
             |covered: &mut Vec<u8>, at: &mut usize, count: usize, start: &mut Option<usize>| {
                 let mut octets = Vec::with_capacity(count);
@@ -489,6 +552,7 @@ impl FpduReader {
                         let marker: [u8; 4] = self.buffer.get(*at..*at + 4)?.try_into().ok()?;
                         let pointer = start.map_or(0, |start| *at - start);
                         markers += 1;
+                        marker_before |= start.is_none();
                         markers_right &= marker[..2] == [0, 0]
                             && usize::from(u16::from_be_bytes([marker[2], marker[3]])) == pointer;
                         covered.extend(marker);
@@ -518,6 +582,9 @@ impl FpduReader {
             pad_zero: pad.iter().all(|octet| *octet == 0),
             markers,
             markers_right,
+            marker_before,
+            marker_before_crc: field.len() > 4,
+            length: at,
         })
     }
 }
@@ -527,31 +594,10 @@ impl FpduReader {
 pub fn with_markers(ulpdus: &[Vec<u8>]) -> Vec<u8> {
     let mut stream: Vec<u8> = Vec::new();
     for ulpdu in ulpdus {
-        let mut covered_from = stream.len();
-        let mut start = None;
-        let mut body = (ulpdu.len() as u16).to_be_bytes().to_vec();
-        body.extend(ulpdu);
-        body.resize(body.len() + pad_length(ulpdu.len()), 0);
-        for octet in body {
-            mark(&mut stream, start);
-            start.get_or_insert(stream.len());
-            stream.push(octet);
-        }
-        mark(&mut stream, start);
-        let crc = crc32c(&stream[covered_from..]);
-        covered_from = stream.len();
-        debug_assert_eq!(covered_from % 4, 0);
-        stream.extend(crc.to_le_bytes());
+        let position = stream.len() as u64;
+        stream.extend(marked_fpdu(ulpdu, &FpduOptions::default(), position));
     }
     stream
-}
-
-fn mark(stream: &mut Vec<u8>, start: Option<usize>) {
-    if (stream.len() as u64).is_multiple_of(MARKER_PERIOD) {
-        let pointer = start.map_or(0, |start| stream.len() - start) as u16;
-        stream.extend([0, 0]);
-        stream.extend(pointer.to_be_bytes());
-    }
 }
 
 #[cfg(test)]
@@ -656,6 +702,29 @@ mod tests {
                 assert_eq!(&got.ulpdu, ulpdu, "length {length}");
                 assert!(got.crc_good && got.markers_right, "length {length}");
             }
+        }
+    }
+
+    #[test]
+    fn a_reader_notices_wrong_markers() {
+        let wrong = [
+            FpduOptions {
+                marker_pointer: 4,
+                ..FpduOptions::default()
+            },
+            FpduOptions {
+                marker_reserved: 1,
+                ..FpduOptions::default()
+            },
+        ];
+        for options in wrong {
+            let mut reader = FpduReader {
+                markers: true,
+                ..FpduReader::default()
+            };
+            reader.push(&marked_fpdu(&[1; 20], &options, 0));
+            let got = reader.next_fpdu().unwrap();
+            assert!(got.crc_good && got.marker_before && !got.markers_right);
         }
     }
 

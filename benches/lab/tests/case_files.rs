@@ -76,10 +76,15 @@ fn errors_name_file_and_line() {
         ),
         (
             "start mpa",
-            "X-1.case:3: expected: start nothing, tcp, stream, region, agent or asked",
+            "X-1.case:3: expected: start nothing, tcp, stream, region, agent, asked, listening or calling",
         ),
         ("param n in 5..2", "X-1.case:3: 5..2 is no range like 0..15"),
         ("param n of 5", "X-1.case:3: expected: param NAME in VALUE"),
+        ("lose", "X-1.case:3: expected: lose NUMBER"),
+        (
+            "settings crc=off",
+            "X-1.case:3: crc=off is no setting like mpa.crc=off",
+        ),
         ("wait 5", "X-1.case:3: 5 is no time like"),
         ("want reply ird~4", "X-1.case:3: ird~4 is no comparison"),
         ("want close within=5", "X-1.case:3: 5 is no time like"),
