@@ -15,7 +15,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
     self, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects, ListPosition,
     MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PORT_ACTIVE, ProtoError,
-    QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, VERSION,
+    QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace, VERSION,
 };
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
@@ -445,6 +445,18 @@ impl Context {
     /// # Errors
     /// The caller is not an operator, or the queue pair, client or device does not exist.
     pub fn start_capture(&self, request: &StartCapture) -> Result<(u32, OwnedFd), Error> {
+        let (reply, fds) = self.0.call_daemon(request)?;
+        let stream = fds.into_iter().next();
+        Ok((reply.id, stream.ok_or(Error::Proto(ProtoError::MissingFd))?))
+    }
+
+    /// Traces the next frames and turns of queue pairs that the request selects. Returns the number of the
+    /// trace, which [`Context::stop_capture`] ends, and a stream of lines of JSON.
+    ///
+    /// # Errors
+    /// The caller is not an operator, another trace is running, or the queue pair, client or device does not
+    /// exist.
+    pub fn start_trace(&self, request: &StartTrace) -> Result<(u32, OwnedFd), Error> {
         let (reply, fds) = self.0.call_daemon(request)?;
         let stream = fds.into_iter().next();
         Ok((reply.id, stream.ok_or(Error::Proto(ProtoError::MissingFd))?))

@@ -20,7 +20,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::queue::ArrayQueue;
-use dpdk::Mbuf;
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
 use pcap_file::pcapng::blocks::interface_description::{
@@ -89,20 +88,32 @@ pub struct CaptureFilter {
 
 impl CaptureFilter {
     /// Decides on a frame by the number of its device and its headers.
-    fn selects(&self, interface: u32, headers: &[u8]) -> bool {
-        let on_interface = self
-            .interfaces
-            .as_ref()
-            .is_none_or(|all| all.contains(&interface));
-        if !on_interface {
+    pub(crate) fn selects(&self, interface: u32, headers: &[u8]) -> bool {
+        if !self.selects_interface(interface) {
             return false;
         }
-        if self.host.is_none() && self.port.is_none() && self.flows.is_none() {
+        if !self.is_of_addresses() {
             return true;
         }
-        let Some(Endpoints { from, to, ports }) = Endpoints::parse(headers) else {
-            return false;
-        };
+        Endpoints::parse(headers).is_some_and(|ends| self.selects_ends(&ends))
+    }
+
+    /// Returns true if no frame of the interface is left out because of its interface.
+    pub(crate) fn selects_interface(&self, interface: u32) -> bool {
+        let interfaces = self.interfaces.as_ref();
+        interfaces.is_none_or(|all| all.contains(&interface))
+    }
+
+    /// Returns true if the filter looks at addresses.
+    pub(crate) fn is_of_addresses(&self) -> bool {
+        self.host.is_some() || self.port.is_some() || self.flows.is_some()
+    }
+
+    /// Decides by the addresses.
+    pub(crate) fn selects_ends(&self, ends: &Endpoints) -> bool {
+        let Endpoints {
+            from, to, ports, ..
+        } = *ends;
         let has_host = self.host.is_none_or(|host| host == from || host == to);
         let has_port = self
             .port
@@ -120,20 +131,37 @@ impl CaptureFilter {
     }
 }
 
+/// Protocol numbers of IP.
+pub(crate) const TCP: u8 = 6;
+const UDP: u8 = 17;
+
 /// Addresses in the headers of a frame.
 #[derive(Debug, PartialEq)]
-struct Endpoints {
-    from: IpAddr,
-    to: IpAddr,
+pub(crate) struct Endpoints {
+    pub from: IpAddr,
+    pub to: IpAddr,
     /// Ports of TCP or UDP; `None` in fragments but the first, and of other protocols.
-    ports: Option<(u16, u16)>,
+    pub ports: Option<(u16, u16)>,
+    /// Protocol above IP; `None` in fragments but the first.
+    pub protocol: Option<u8>,
+    /// Place of its header in the frame.
+    pub transport: usize,
 }
 
 impl Endpoints {
+    /// The ends of a TCP connection.
+    pub fn of_connection(from: SocketAddr, to: SocketAddr) -> Endpoints {
+        Endpoints {
+            from: from.ip(),
+            to: to.ip(),
+            ports: Some((from.port(), to.port())),
+            protocol: Some(TCP),
+            transport: 0,
+        }
+    }
+
     /// Parses a frame with IPv4 or IPv6, tagged or not.
-    fn parse(frame: &[u8]) -> Option<Endpoints> {
-        const TCP: u8 = 6;
-        const UDP: u8 = 17;
+    pub fn parse(frame: &[u8]) -> Option<Endpoints> {
         let ip = IpStart::find(frame)?;
         let packet = frame.get(ip.offset..)?;
         let word = |at: usize| Some(u16::from_be_bytes([*packet.get(at)?, *packet.get(at + 1)?]));
@@ -159,6 +187,8 @@ impl Endpoints {
             from,
             to,
             ports: ports.filter(|_| has_ports),
+            protocol,
+            transport: ip.offset + transport,
         })
     }
 }
@@ -203,7 +233,7 @@ struct CaptureQueue {
     /// Bytes of the waiting frames.
     bytes: AtomicUsize,
     /// Orders the thread to write the waiting frames and end.
-    stop: AtomicBool,
+    stop: Arc<AtomicBool>,
     /// The limit is reached, or writing failed: nothing more is recorded.
     has_ended: AtomicBool,
     /// Frames dropped because the thread was too slow, by interface.
@@ -252,7 +282,7 @@ pub struct CaptureTap {
 impl CaptureTap {
     /// Queues a copy of a frame that the filter selects. `headers`: the first part of the frame, with
     /// its headers; `fill` appends all of it. Drops and counts it if the queue is full.
-    fn record_frame(
+    pub(crate) fn record_frame(
         &self,
         interface: u32,
         direction: Direction,
@@ -304,63 +334,38 @@ impl CaptureTap {
     }
 }
 
-/// The captures that are running, as a worker sees them.
-#[derive(Clone)]
-pub struct CaptureTaps(Arc<[CaptureTap]>);
+/// A socket whose other end a client has. The order to end bounds the wait for a reader that stalls.
+pub(crate) struct ReaderSocket {
+    stream: UnixStream,
+    stop: Arc<AtomicBool>,
+    /// Time at which the order to end was seen.
+    ending: Option<Instant>,
+}
 
-impl CaptureTaps {
-    /// `None` without a capture, so that workers test one pointer.
-    pub fn new(taps: impl IntoIterator<Item = CaptureTap>) -> Option<CaptureTaps> {
-        let taps: Arc<[CaptureTap]> = taps.into_iter().collect();
-        (!taps.is_empty()).then_some(CaptureTaps(taps))
-    }
-
-    /// Hands a frame to each capture that selects it.
-    pub fn record_frame(
-        &self,
-        interface: u32,
-        direction: Direction,
-        time: u64,
-        fix_checksum: bool,
-        mbuf: &Mbuf,
-    ) {
-        let headers = mbuf.segments().next().unwrap_or_default();
-        for tap in &*self.0 {
-            tap.record_frame(interface, direction, time, fix_checksum, headers, |bytes| {
-                for segment in mbuf.segments() {
-                    bytes.extend_from_slice(segment);
-                }
-            });
-        }
+impl ReaderSocket {
+    /// Writes to the stream until `stop` is set.
+    ///
+    /// # Errors
+    /// The operating system refuses to set up the socket.
+    pub fn new(stream: UnixStream, stop: Arc<AtomicBool>) -> std::io::Result<ReaderSocket> {
+        stream.set_write_timeout(Some(STREAM_TIMEOUT))?;
+        // Nothing is read: the reader cannot fill the other direction.
+        stream.shutdown(std::net::Shutdown::Read)?;
+        Ok(ReaderSocket {
+            stream,
+            stop,
+            ending: None,
+        })
     }
 }
 
-/// Destination of a capture.
-enum CaptureSink {
-    File(File),
-    /// A socket whose other end a client has.
-    Stream {
-        stream: UnixStream,
-        queue: Arc<CaptureQueue>,
-        /// Time at which the order to end was seen.
-        ending: Option<Instant>,
-    },
-}
-
-impl Write for CaptureSink {
+impl Write for ReaderSocket {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let (stream, queue, ending) = match self {
-            CaptureSink::File(file) => return file.write(bytes),
-            CaptureSink::Stream {
-                stream,
-                queue,
-                ending,
-            } => (stream, queue, ending),
-        };
         loop {
-            match stream.write(bytes) {
+            match self.stream.write(bytes) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let is_ending = queue.stop.load(Ordering::Acquire);
+                    let is_ending = self.stop.load(Ordering::Acquire);
+                    let ending = &mut self.ending;
                     if is_ending && ending.get_or_insert_with(Instant::now).elapsed() > END_TIMEOUT
                     {
                         return Err(ErrorKind::TimedOut.into());
@@ -368,6 +373,25 @@ impl Write for CaptureSink {
                 }
                 written => return written,
             }
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Destination of a capture.
+enum CaptureSink {
+    File(File),
+    Stream(ReaderSocket),
+}
+
+impl Write for CaptureSink {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            CaptureSink::File(file) => file.write(bytes),
+            CaptureSink::Stream(socket) => socket.write(bytes),
         }
     }
 
@@ -431,7 +455,9 @@ impl Capture {
         let path = config.file.display().to_string();
         let limit = Some(config.limit.0);
         let filter = CaptureFilter::default();
-        let mut capture = start(devices, filter, limit, path, |_| CaptureSink::File(file));
+        let stop = Arc::default();
+        let sink = CaptureSink::File(file);
+        let mut capture = start(devices, filter, limit, path, (sink, stop));
         if let Ok(capture) = &mut capture {
             capture.is_awaited = true;
         }
@@ -450,16 +476,9 @@ impl Capture {
         limit: Option<u64>,
         reader: String,
     ) -> std::io::Result<Capture> {
-        stream.set_write_timeout(Some(STREAM_TIMEOUT))?;
-        // Nothing is read: the reader cannot fill the other direction.
-        stream.shutdown(std::net::Shutdown::Read)?;
-        start(devices, filter, limit, reader, |queue| {
-            CaptureSink::Stream {
-                stream,
-                queue,
-                ending: None,
-            }
-        })
+        let stop: Arc<AtomicBool> = Arc::default();
+        let sink = CaptureSink::Stream(ReaderSocket::new(stream, stop.clone())?);
+        start(devices, filter, limit, reader, (sink, stop))
     }
 
     /// The workers' end.
@@ -468,26 +487,26 @@ impl Capture {
     }
 }
 
-/// Starts the thread of a capture.
+/// Starts the thread of a capture. `stop` orders it to end.
 fn start(
     devices: &[String],
     filter: CaptureFilter,
     limit: Option<u64>,
     name: String,
-    sink: impl FnOnce(Arc<CaptureQueue>) -> CaptureSink,
+    (sink, stop): (CaptureSink, Arc<AtomicBool>),
 ) -> std::io::Result<Capture> {
     let queue = Arc::new(CaptureQueue {
         frames: ArrayQueue::new(QUEUE_FRAMES),
         spare: ArrayQueue::new(SPARE_BUFFERS),
         bytes: AtomicUsize::new(0),
-        stop: AtomicBool::new(false),
+        stop,
         has_ended: AtomicBool::new(false),
         dropped: devices.iter().map(|_| AtomicU64::new(0)).collect(),
         frames_written: AtomicU64::new(0),
         bytes_written: AtomicU64::new(0),
     });
     let writer = CaptureWriter {
-        sink: sink(queue.clone()),
+        sink,
         queue: queue.clone(),
         devices: devices.to_vec(),
         limit: limit.unwrap_or(u64::MAX),

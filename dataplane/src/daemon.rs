@@ -17,7 +17,7 @@ use siw_memory::KeyTable;
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::{SharedMemory, WorkerPage};
 
-use crate::capture::{Capture, CaptureTaps};
+use crate::capture::Capture;
 use crate::config::ConfigSource;
 use crate::control::captures::Captures;
 use crate::control::host_routes::RouteFollower;
@@ -28,6 +28,7 @@ use crate::control::socket::BoundSocket;
 use crate::control::{ControlParts, ControlThread, MapArena};
 use crate::datapath::inbox::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
+use crate::frame_taps::FrameTaps;
 use crate::host;
 use crate::host_path::{HostThread, HostThreadParts};
 use crate::link_traits::PayloadPolicy;
@@ -263,7 +264,7 @@ fn start_workers(
         .iter()
         .map(|mailbox| mailbox.inbox.clone())
         .collect();
-    let captures = CaptureTaps::new(capture.map(|capture| capture.tap().clone()));
+    let taps = FrameTaps::new(capture.map(|capture| capture.tap().clone()), None);
     let mut threads = Vec::new();
     for (index, core) in prepared.cores.iter().copied().enumerate() {
         let sleeping = channels.page.sleep_flag(index as u32);
@@ -275,7 +276,7 @@ fn start_workers(
             .enumerate()
             .filter_map(|(device_index, device)| {
                 let mut worker_port = device.worker_port(device_index, index, &stack_config)?;
-                worker_port.captures = captures.clone();
+                worker_port.taps = taps.clone();
                 Some(worker_port)
             })
             .collect();

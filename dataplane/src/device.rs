@@ -491,7 +491,7 @@ impl OpenDevice {
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
             link: self.link,
             loss: *self.config.loss.get_ref(),
-            captures: None,
+            taps: None,
             host: self.host.as_ref().map(|host| host.queue.clone()),
         })
     }

@@ -19,6 +19,7 @@ pub mod datapath;
 pub mod device;
 pub mod device_list;
 pub mod device_view;
+pub mod frame_taps;
 pub mod host;
 pub mod host_path;
 pub mod host_ports;
@@ -33,5 +34,6 @@ pub mod start_error;
 #[doc(hidden)]
 pub mod stream;
 pub mod sysfs_tree;
+pub mod trace;
 pub mod worker;
 mod xdp_device;

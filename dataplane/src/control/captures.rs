@@ -1,6 +1,6 @@
-//! Captures that operators start and end while the daemon runs, in addition to the configured one. The
-//! daemon opens no file for them: the reader gets a socket, and writes the file under its own identity. A
-//! capture ends with its client.
+//! Captures and traces that operators start and end while the daemon runs, in addition to the configured
+//! capture. The daemon opens no file for them: the reader gets a socket, and writes the file under its own
+//! identity. A capture or trace ends with its client.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use nix::libc;
 use serde_json::{Value, json};
+use siw_shm::control::Message;
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::EVERY_DEVICE;
 use toml::Spanned;
@@ -18,9 +19,11 @@ use super::lists::Viewer;
 use super::refusal::Refusal;
 use super::replies::{Outcome, send_reply_with_fds};
 use super::workers::WorkerSet;
-use crate::capture::{Capture, CaptureFilter, CaptureTap, CaptureTaps, Flow};
+use crate::capture::{Capture, CaptureCounters, CaptureFilter, CaptureTap, Flow};
 use crate::config::DeviceConfig;
+use crate::frame_taps::FrameTaps;
 use crate::ids::{ClientId, Qpn};
+use crate::trace::{MOST_RECORDS, Trace, TraceTap};
 use crate::worker::messages::Command;
 
 /// Captures at a time.
@@ -42,7 +45,24 @@ impl QueuePairs {
     }
 }
 
-/// A capture that a client started.
+/// What a reader gets.
+enum Recorder {
+    /// Frames as pcapng.
+    Capture(Capture),
+    /// Steps of workers as JSON.
+    Trace(Trace),
+}
+
+impl Recorder {
+    fn counters(&self) -> CaptureCounters {
+        match self {
+            Recorder::Capture(capture) => capture.tap().counters(),
+            Recorder::Trace(trace) => trace.tap().counters(),
+        }
+    }
+}
+
+/// A capture or trace that a client started.
 struct LiveCapture {
     number: u32,
     client: ClientId,
@@ -52,7 +72,7 @@ struct LiveCapture {
     filter: CaptureFilter,
     /// The condition as status output shows it.
     description: Value,
-    capture: Capture,
+    recorder: Recorder,
 }
 
 impl LiveCapture {
@@ -69,8 +89,18 @@ impl LiveCapture {
         }
     }
 
-    fn tap(&self) -> CaptureTap {
-        self.capture.tap().with_filter(self.filter.clone())
+    fn capture_tap(&self) -> Option<CaptureTap> {
+        match &self.recorder {
+            Recorder::Capture(capture) => Some(capture.tap().with_filter(self.filter.clone())),
+            Recorder::Trace(_) => None,
+        }
+    }
+
+    fn trace_tap(&self) -> Option<TraceTap> {
+        match &self.recorder {
+            Recorder::Capture(_) => None,
+            Recorder::Trace(trace) => Some(trace.tap().with_filter(self.filter.clone())),
+        }
     }
 }
 
@@ -96,7 +126,7 @@ impl Captures {
     }
 
     /// Starts a capture, and replies with its number and the socket to read it from.
-    pub(super) fn start(
+    pub(super) fn start_capture(
         &mut self,
         context: &mut Context,
         devices: &[Spanned<DeviceConfig>],
@@ -106,7 +136,71 @@ impl Captures {
     ) -> Outcome {
         let client = context.resources.client_mut(id)?;
         Viewer::of(client).require_operator("capture frames")?;
-        let pid = client.peer.pid;
+        let limit = (request.limit > 0).then_some(request.limit);
+        let started = self.start(
+            context,
+            devices,
+            id,
+            request,
+            |stream, names, filter, pid| {
+                let reader = format!("of process {pid}");
+                let capture = Capture::into_stream(stream, names, filter, limit, reader)?;
+                Ok(Recorder::Capture(capture))
+            },
+        )?;
+        reply_started::<m::StartCapture>(context, id, seq, started)
+    }
+
+    /// Starts a trace, and replies with its number and the socket to read it from.
+    pub(super) fn start_trace(
+        &mut self,
+        context: &mut Context,
+        devices: &[Spanned<DeviceConfig>],
+        id: ClientId,
+        seq: u32,
+        request: &m::StartTrace,
+    ) -> Outcome {
+        let client = context.resources.client_mut(id)?;
+        Viewer::of(client).require_operator("trace")?;
+        let records = u64::from(request.records);
+        if !(1..=MOST_RECORDS).contains(&records) {
+            let why = format!("{records} records: 1 to {MOST_RECORDS} are allowed");
+            return Err(Refusal::new(libc::EINVAL, why));
+        }
+        let mut live = self.live.iter();
+        if let Some(other) = live.find(|live| matches!(live.recorder, Recorder::Trace(_))) {
+            let why = format!(
+                "process {} has a trace: end it with siwctl capture stop {}",
+                other.pid, other.number
+            );
+            return Err(Refusal::new(libc::EBUSY, why));
+        }
+        let selection = &request.selection;
+        let started = self.start(
+            context,
+            devices,
+            id,
+            selection,
+            |stream, names, filter, pid| {
+                let reader = format!("of process {pid}");
+                let trace = Trace::into_stream(stream, names, filter, records, reader)?;
+                Ok(Recorder::Trace(trace))
+            },
+        )?;
+        reply_started::<m::StartTrace>(context, id, seq, started)
+    }
+
+    /// Starts what `record` makes of a socket, the devices' names, the filter and the client's process.
+    /// Returns its number and the reader's end.
+    fn start(
+        &mut self,
+        context: &mut Context,
+        devices: &[Spanned<DeviceConfig>],
+        id: ClientId,
+        request: &m::StartCapture,
+        record: impl FnOnce(UnixStream, &[String], CaptureFilter, u32) -> std::io::Result<Recorder>,
+    ) -> Result<(u32, UnixStream), Refusal> {
+        let pid = context.resources.client_mut(id)?.peer.pid;
         if self.live.len() >= MOST_CAPTURES {
             let why = format!("{MOST_CAPTURES} captures are running: end one of them first");
             return Err(Refusal::new(libc::EUSERS, why));
@@ -126,10 +220,7 @@ impl Captures {
             Refusal::new(errno, format!("the capture cannot be started: {error}"))
         };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        let limit = (request.limit > 0).then_some(request.limit);
-        let reader = format!("of process {pid}");
-        let capture = Capture::into_stream(ours, &self.devices, filter.clone(), limit, reader);
-        let capture = capture.map_err(failed)?;
+        let recorder = record(ours, &self.devices, filter.clone(), pid).map_err(failed)?;
         self.last_number = self.last_number.wrapping_add(1).max(1);
         let number = self.last_number;
         let description = json!({
@@ -139,9 +230,13 @@ impl Captures {
             "host": host,
             "port": filter.port,
             "snaplen": request.snap_len,
-            "limit": limit,
+            "limit": (request.limit > 0).then_some(request.limit),
         });
-        tracing::warn!(pid, number, "capture started: {description}");
+        let kind = match recorder {
+            Recorder::Capture(_) => "capture",
+            Recorder::Trace(_) => "trace",
+        };
+        tracing::warn!(pid, number, "{kind} started: {description}");
         self.live.push(LiveCapture {
             number,
             client: id,
@@ -149,15 +244,10 @@ impl Captures {
             queue_pairs,
             filter,
             description,
-            capture,
+            recorder,
         });
         self.post_to_workers(&context.workers);
-        let reply = m::IdReply {
-            id: number,
-            reserved: 0,
-        };
-        let client = context.resources.client_mut(id)?;
-        send_reply_with_fds::<m::StartCapture>(client, seq, &reply, &[theirs.as_fd()])
+        Ok((number, theirs))
     }
 
     /// Ends a live capture, or with 0 all of them.
@@ -211,9 +301,10 @@ impl Captures {
 
     /// Rows of the list of captures; number 0 is the configured one.
     pub(super) fn rows(&self) -> impl Iterator<Item = Value> {
-        let row = |number: u32, pid: Option<u32>, filter: Value, tap: &CaptureTap| {
-            let counters = tap.counters();
+        let row = |kind: &str, number: u32, pid: Option<u32>, filter: Value, counters| {
+            let counters: CaptureCounters = counters;
             json!({
+                "kind": kind,
                 "number": number,
                 "pid": pid,
                 "filter": filter,
@@ -223,10 +314,16 @@ impl Captures {
             })
         };
         let configured = self.configured.iter();
-        let configured = configured.map(move |tap| row(0, None, json!({}), tap));
+        let configured =
+            configured.map(move |tap| row("capture", 0, None, json!({}), tap.counters()));
         let live = self.live.iter().map(move |live| {
             let filter = live.description.clone();
-            row(live.number, Some(live.pid), filter, live.capture.tap())
+            let kind = match live.recorder {
+                Recorder::Capture(_) => "capture",
+                Recorder::Trace(_) => "trace",
+            };
+            let counters = live.recorder.counters();
+            row(kind, live.number, Some(live.pid), filter, counters)
         });
         configured.chain(live)
     }
@@ -242,10 +339,26 @@ impl Captures {
     }
 
     fn post_to_workers(&self, workers: &WorkerSet) {
-        let live = self.live.iter().map(LiveCapture::tap);
-        let taps = CaptureTaps::new(self.configured.iter().cloned().chain(live));
-        workers.post_to_all(|| Command::SetCaptures(taps.clone()));
+        let live = self.live.iter().filter_map(LiveCapture::capture_tap);
+        let trace = self.live.iter().find_map(LiveCapture::trace_tap);
+        let taps = FrameTaps::new(self.configured.iter().cloned().chain(live), trace);
+        workers.post_to_all(|| Command::SetTaps(taps.clone()));
     }
+}
+
+/// Replies with the number of a capture or trace, and the socket to read it from.
+fn reply_started<R: Message<Reply = m::IdReply>>(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    (number, stream): (u32, UnixStream),
+) -> Outcome {
+    let reply = m::IdReply {
+        id: number,
+        reserved: 0,
+    };
+    let client = context.resources.client_mut(id)?;
+    send_reply_with_fds::<R>(client, seq, &reply, &[stream.as_fd()])
 }
 
 /// Queue pairs that a request selects; `None` if it does not.

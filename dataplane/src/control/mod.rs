@@ -700,7 +700,13 @@ impl ControlThread {
             }
             Request::StartCapture(request) => {
                 let devices = &self.configuration.current().devices;
-                self.captures.start(context, devices, id, seq, request)
+                self.captures
+                    .start_capture(context, devices, id, seq, request)
+            }
+            Request::StartTrace(request) => {
+                let devices = &self.configuration.current().devices;
+                self.captures
+                    .start_trace(context, devices, id, seq, request)
             }
             Request::ReadStats(request) => {
                 statistics::read_statistics(context, id, seq, request.offset)

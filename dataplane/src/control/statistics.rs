@@ -10,6 +10,7 @@ use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::replies::{Outcome, Served, send_reply};
 use super::resources::{Client, Resources};
+use crate::datapath::loss::{CONFIGURED_LOSS, MEANING_OF_LOSS};
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::drop_reasons::DropCounts;
 use crate::worker::messages::{Command, WorkerStats};
@@ -263,6 +264,7 @@ fn worker_json(context: &Context, worker: &WorkerStats) -> serde_json::Value {
                 "tx_frames": port.frames_sent,
                 "tx_linearized": port.frames_linearized,
                 "tx_refused": port.frames_refused,
+                "tx_lost": port.frames_lost,
                 "host_tx": port.host_frames_sent,
                 "host_dropped": port.host_frames_dropped,
                 "tcp": counter_map(port.tcp.iter()),
@@ -311,6 +313,7 @@ fn device_json(context: &Context, number: usize) -> serde_json::Value {
         "tx_frames": sum.frames_sent,
         "tx_linearized": sum.frames_linearized,
         "tx_refused": sum.frames_refused,
+        "tx_lost": sum.frames_lost,
         "mib": counter_map(sum.tcp.mib_counters()),
     })
 }
@@ -329,6 +332,7 @@ fn device_drops(context: &Context, number: usize) -> Vec<serde_json::Value> {
             "frames between port and kernel without room",
             sum.host_frames_dropped,
         ),
+        (CONFIGURED_LOSS, MEANING_OF_LOSS, sum.frames_lost),
     ];
     let tcp = sum.tcp.drops();
     let tcp = tcp.map(|(name, count)| (name, siw_tcp::StackStats::meaning_of(name), count));

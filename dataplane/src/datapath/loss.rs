@@ -2,6 +2,10 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+/// Reason of these drops in status output, and its meaning.
+pub(crate) const CONFIGURED_LOSS: &str = "CONFIGURED_LOSS";
+pub(crate) const MEANING_OF_LOSS: &str = "frames lost on purpose, as `loss` says";
+
 /// Loses a share of the frames at random, each independently of the others.
 pub(crate) struct FrameLoss {
     state: u64,

@@ -27,7 +27,7 @@ pub(crate) mod clock;
 pub mod forward;
 pub(crate) mod idle;
 pub mod inbox;
-mod loss;
+pub(crate) mod loss;
 pub(crate) mod output;
 pub mod port;
 pub mod rx_frame;

@@ -11,10 +11,12 @@ use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
 use siw_tcp::{FrameInfo, FrameMeta, FrameSink, PayloadPiece, RxChecksum, TxChecksum, checksum};
 
 use super::inbox::ProxyTx;
-use super::loss::FrameLoss;
+use super::loss::{CONFIGURED_LOSS, FrameLoss, MEANING_OF_LOSS};
 use super::rx_frame::RxFrame;
-use crate::capture::{CaptureTaps, Direction};
+use crate::capture::Direction;
+use crate::frame_taps::FrameTaps;
 use crate::link_traits::{COPY_MAX, LinkTraits, PayloadPolicy};
+use crate::trace::{TraceEvent, TraceRecord, TraceStep, TraceTap, TracedFrame};
 
 /// Buffers that one frame may need: a header, and a reference with a trailer for each piece of more
 /// than [`COPY_MAX`] bytes. A frame is begun only when the cache has them, so that an exhausted pool
@@ -322,7 +324,8 @@ pub(crate) struct PortOutput {
     /// Frames to this device's own address; they never reach the port.
     loopback: Vec<Mbuf>,
     pub(crate) link: LinkTraits,
-    pub(crate) captures: Option<CaptureTaps>,
+    /// Captures and trace in which frames are recorded.
+    pub(crate) taps: Option<FrameTaps>,
     /// Loses frames on purpose.
     pub(crate) loss: Option<FrameLoss>,
     /// The device's number in captures.
@@ -333,6 +336,8 @@ pub(crate) struct PortOutput {
     pub(crate) frames_linearized: u64,
     /// Frames dropped because they do not fit into one buffer either.
     frames_too_long: u64,
+    /// Frames lost on purpose.
+    pub(crate) frames_lost: u64,
     /// Frames that the kernel sent through the port.
     pub(crate) host_frames_sent: u64,
     /// Frames between port and kernel, in either direction, dropped for lack of room.
@@ -346,12 +351,13 @@ impl PortOutput {
             batch: TxBatch::new(),
             loopback: Vec::new(),
             link,
-            captures: None,
+            taps: None,
             loss: None,
             interface,
             frames_sent: 0,
             frames_linearized: 0,
             frames_too_long: 0,
+            frames_lost: 0,
             host_frames_sent: 0,
             host_frames_dropped: 0,
         }
@@ -434,14 +440,16 @@ impl PortOutput {
         if meta.checksum == TxChecksum::Partial {
             complete_checksum(&mut mbuf, meta);
         }
-        self.capture_sent(&mbuf, meta.checksum == TxChecksum::Offload, wall_time);
+        let loss = self.loss.as_mut().filter(|_| !meta.self_addressed);
+        let is_lost = loss.is_some_and(FrameLoss::loses_next);
+        let lacks_checksum = meta.checksum == TxChecksum::Offload;
+        self.record_sent(&mbuf, lacks_checksum, wall_time, is_lost);
         if meta.self_addressed {
             self.loopback.push(mbuf);
             return;
         }
-        if let Some(loss) = &mut self.loss
-            && loss.loses_next()
-        {
+        if is_lost {
+            self.frames_lost += 1;
             cache.free(mbuf);
             return;
         }
@@ -472,10 +480,13 @@ impl PortOutput {
     }
 
     #[inline]
-    fn capture_sent(&self, mbuf: &Mbuf, lacks_checksum: bool, wall_time: u64) {
-        if let Some(captures) = &self.captures {
+    fn record_sent(&self, mbuf: &Mbuf, lacks_checksum: bool, wall_time: u64, is_lost: bool) {
+        if let Some(taps) = &self.taps {
             let sent = Direction::Outbound;
-            captures.record_frame(self.interface, sent, wall_time, lacks_checksum, mbuf);
+            taps.record_frame(self.interface, sent, wall_time, lacks_checksum, mbuf);
+            if let Some(trace) = taps.trace() {
+                trace_sent(trace, self.interface, wall_time, mbuf, is_lost);
+            }
         }
     }
 
@@ -515,7 +526,7 @@ impl PortOutput {
     /// Queues a frame that the kernel sends, with its checksums. If the port is full, drops and counts
     /// it.
     pub(super) fn send_for_host(&mut self, mbuf: Mbuf, cache: &mut MbufCache, wall_time: u64) {
-        self.capture_sent(&mbuf, false, wall_time);
+        self.record_sent(&mbuf, false, wall_time, false);
         if self.batch.is_full() {
             self.transmit_batch();
         }
@@ -534,6 +545,28 @@ impl PortOutput {
             queue.done_cleanup(0);
         }
     }
+}
+
+/// Records a sent frame.
+#[cold]
+fn trace_sent(trace: &TraceTap, interface: u32, time: u64, mbuf: &Mbuf, is_lost: bool) {
+    let frame = TracedFrame::new(mbuf.pkt_len(), mbuf.data());
+    if !trace.selects_frame(interface, &frame) {
+        return;
+    }
+    let loss = is_lost.then_some(TraceStep {
+        name: CONFIGURED_LOSS,
+        count: 1,
+        drop: Some(MEANING_OF_LOSS),
+    });
+    trace.add(TraceRecord {
+        time,
+        interface,
+        event: TraceEvent::Sent,
+        qpn: None,
+        frame: Some(frame),
+        steps: loss.into_iter().collect(),
+    });
 }
 
 /// Computes the TCP checksum of a frame whose pseudo-header sum is in the field already.

@@ -16,9 +16,11 @@ use super::loss::FrameLoss;
 use super::output::{PortOutput, PortSink, RecordWriter, TxPath};
 use super::rx_frame::{self, RxFrame};
 use super::timer_hold::TimerHold;
-use crate::capture::{CaptureTaps, Direction};
+use crate::capture::Direction;
+use crate::frame_taps::FrameTaps;
 use crate::host_path::HostQueue;
 use crate::link_traits::LinkTraits;
+use crate::trace::TraceTap;
 
 /// Received frames whose headers are prefetched before the first is parsed.
 const PREFETCH_FRAMES: usize = 4;
@@ -40,8 +42,8 @@ pub struct WorkerPortConfig {
     pub link: LinkTraits,
     /// Share of frames that are lost on purpose.
     pub loss: f64,
-    /// Captures in which frames are recorded.
-    pub captures: Option<CaptureTaps>,
+    /// Captures and trace in which frames are recorded.
+    pub taps: Option<FrameTaps>,
     /// Queue for frames to the kernel, if it shares the device.
     pub host: Option<Arc<HostQueue>>,
 }
@@ -81,7 +83,7 @@ impl<R> WorkerPort<R> {
             }
         };
         let mut output = PortOutput::new(tx_path, config.device as u32, config.link);
-        output.captures = config.captures;
+        output.taps = config.taps;
         output.loss = FrameLoss::new(config.loss);
         Ok(WorkerPort {
             device: config.device,
@@ -133,7 +135,7 @@ impl<R> WorkerPort<R> {
                 timer_hold.hold_timers(now);
             }
             self.frames_received += batch.len() as u64;
-            if self.output.captures.is_some() && !self.link.in_process {
+            if self.output.taps.is_some() && !self.link.in_process {
                 self.capture_received(batch, clock.wall_time(now));
             }
             let link = self.link;
@@ -162,6 +164,12 @@ impl<R> WorkerPort<R> {
             self.leave_host_frames();
         }
         any
+    }
+
+    /// The trace, if one is running and takes more records.
+    #[inline]
+    pub(crate) fn trace(&self) -> Option<&TraceTap> {
+        self.output.taps.as_ref()?.trace()
     }
 
     /// Hands frames to the host thread; frames that do not fit into its queue are dropped.
@@ -262,13 +270,13 @@ impl<R> WorkerPort<R> {
 
     #[cold]
     fn capture_received(&self, batch: &RxBatch, wall_time: u64) {
-        let Some(captures) = &self.output.captures else {
+        let Some(taps) = &self.output.taps else {
             return;
         };
         let (interface, received) = (self.output.interface, Direction::Inbound);
         for i in 0..batch.len() {
             let Some(mbuf) = batch.peek(i) else { break };
-            captures.record_frame(interface, received, wall_time, false, mbuf);
+            taps.record_frame(interface, received, wall_time, false, mbuf);
         }
     }
 

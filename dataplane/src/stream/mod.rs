@@ -20,10 +20,11 @@ mod shutdown;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::capture::{Capture, CaptureTaps};
+use crate::capture::Capture;
 use crate::config::Config;
 use crate::datapath::idle::Idle;
 use crate::device::{self, SharedStackConfig};
+use crate::frame_taps::FrameTaps;
 use crate::prepared::Prepared;
 use crate::{daemon, host};
 
@@ -96,7 +97,7 @@ pub fn run(
         .map(|capture| Capture::into_file(capture, &names))
         .transpose()
         .map_err(|error| text(&error))?;
-    let captures = CaptureTaps::new(capture.as_ref().map(|capture| capture.tap().clone()));
+    let taps = FrameTaps::new(capture.as_ref().map(|capture| capture.tap().clone()), None);
     let keys =
         SharedStackConfig::generate_secrets(plan.connections, config.dpdk.buffers, devices.len())
             .map_err(|error| text(&error))?;
@@ -105,7 +106,7 @@ pub fn run(
         .enumerate()
         .filter_map(|(index, device)| {
             let mut port = device.worker_port(index, 0, &keys)?;
-            port.captures = captures.clone();
+            port.taps = taps.clone();
             Some(port)
         })
         .collect();

@@ -39,9 +39,11 @@ impl Worker {
     fn execute_command(&mut self, now: Instant, command: Command) {
         let connections = &mut self.connections;
         match command {
-            Command::SetCaptures(captures) => {
+            Command::SetTaps(taps) => {
+                let taps = taps.map(|taps| taps.for_worker(self.index));
+                connections.forget_traced();
                 for port in &mut connections.ports {
-                    port.output.captures = captures.clone();
+                    port.output.taps = taps.clone();
                 }
             }
             Command::AddClient {

@@ -35,6 +35,7 @@ use super::resolution::{Resolutions, ResolvingWorker};
 use super::scheduler::Scheduler;
 use super::slots::QpSlot;
 use super::thresholds::THRESHOLDS;
+use super::trace::TracedCounters;
 use super::worker_qp::{QpTable, WorkerQp};
 use crate::datapath::clock::TscClock;
 use crate::datapath::port::WorkerPort;
@@ -62,6 +63,8 @@ pub(super) struct Connections {
     pub(super) receive_waits: ReceiveWaits,
     /// Refused and lost connections by reason.
     pub(super) drops: DropCounts,
+    /// Counters at the last step of a trace, while one runs.
+    pub(super) traced: Option<Box<TracedCounters>>,
     /// Events for the control thread: those of this batch, and those that did not fit into the
     /// mailbox.
     pub(super) outgoing_events: VecDeque<Event>,

@@ -14,7 +14,7 @@ use super::completion_queues::{CqModeration, WorkerCq};
 use super::drop_reasons::DropCounts;
 use super::shared_receive_queues::WorkerSrq;
 use super::slots::PendingSlot;
-use crate::capture::CaptureTaps;
+use crate::frame_taps::FrameTaps;
 use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, ResolutionId, SrqId};
 use crate::netlink::KernelNeighbour;
 
@@ -128,8 +128,8 @@ pub struct ResolutionRequest {
 
 /// Control thread to worker. Executed in order.
 pub enum Command {
-    /// Records frames in these captures from now on.
-    SetCaptures(Option<CaptureTaps>),
+    /// Records frames in these captures, and this trace, from now on.
+    SetTaps(Option<FrameTaps>),
     /// Allows a client to have queue pairs in this worker.
     AddClient {
         /// Its number.
@@ -651,6 +651,8 @@ pub struct PortStats {
     pub frames_linearized: u64,
     /// Frames dropped because the port can never send them.
     pub frames_refused: u64,
+    /// Frames lost on purpose.
+    pub frames_lost: u64,
     /// Frames that the kernel sent through the port.
     pub host_frames_sent: u64,
     /// Frames between port and kernel, in either direction, dropped for lack of room.
@@ -666,6 +668,9 @@ impl PortStats {
         self.frames_sent += other.frames_sent;
         self.frames_linearized += other.frames_linearized;
         self.frames_refused += other.frames_refused;
+        self.frames_lost += other.frames_lost;
+        self.host_frames_sent += other.host_frames_sent;
+        self.host_frames_dropped += other.host_frames_dropped;
         self.tcp.merge(&other.tcp);
     }
 }

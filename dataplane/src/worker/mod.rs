@@ -15,7 +15,7 @@
 //!
 //! | part | file | owns |
 //! |---|---|---|
-//! | `Worker` | `mod.rs`; `receive.rs`, `commands.rs`, `sleep.rs`, `statistics.rs` | the loop: clock, received burst, mailbox, forwarder, wake-up sources |
+//! | `Worker` | `mod.rs`; `receive.rs`, `commands.rs`, `sleep.rs`, `statistics.rs`, `trace.rs` | the loop: clock, received burst, mailbox, forwarder, wake-up sources |
 //! | `Scheduler` | `scheduler.rs`, with `user_shares.rs` and the limits in `thresholds.rs` | ready queue pairs, users' shares, doorbells, polled send queues |
 //! | `ParkedQueuePairs` | `parked.rs` | queue pairs whose work waits for something that raises no event |
 //! | `Connections` | `connections.rs`; `receive.rs`, `send.rs`, `lifecycle.rs`, `connect.rs`, `listen.rs` | TCP stacks, queue pairs, their life cycle; the path of a frame and of a work request |
@@ -60,6 +60,7 @@ mod slots;
 mod split_records;
 mod statistics;
 mod thresholds;
+mod trace;
 mod user_shares;
 mod worker_qp;
 
@@ -181,6 +182,7 @@ impl Worker {
             placed_out_of_order: 0,
             receive_waits: ReceiveWaits::default(),
             drops: DropCounts::default(),
+            traced: None,
             outgoing_events: VecDeque::new(),
         };
         Ok(Worker {

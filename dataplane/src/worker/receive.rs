@@ -47,6 +47,16 @@ impl Worker {
     /// Passes the burst to TCP, and TCP's events to the owners of the connections.
     #[inline(never)]
     fn process_arrivals(&mut self, now: Instant, port: usize) -> bool {
+        if let Some(trace) = self.connections.ports[port].trace() {
+            let trace = trace.clone();
+            return self.trace_arrivals(now, port, &trace);
+        }
+        self.receive_burst(now, port) | self.connections.handle_events(now, port)
+    }
+
+    /// Passes the burst to TCP. Returns true if there was anything.
+    #[inline(always)]
+    pub(super) fn receive_burst(&mut self, now: Instant, port: usize) -> bool {
         let Connections {
             clock,
             ports,
@@ -64,7 +74,7 @@ impl Worker {
             },
         );
         self.forwarder.wake_receivers();
-        any | self.connections.handle_events(now, port)
+        any
     }
 }
 

@@ -30,7 +30,7 @@ impl Connections {
             for port in 0..self.ports.len() {
                 let count = self.scheduler.users.ready_len(user, port);
                 if count > 0
-                    && let Some(turns) = self.send_from_ready_of(now, (user, port), count)
+                    && let Some(turns) = self.give_turns(now, (user, port), count)
                 {
                     lacks_room = lacks_room.or(Some((user, turns > THRESHOLDS.turns_when_full)));
                 }
@@ -45,7 +45,21 @@ impl Connections {
     /// Gives up to `count` queue pairs of a user and port their turn; those that become ready
     /// meanwhile wait for the next batch. Returns the number of turns if the port had no room for all.
     #[inline]
-    fn send_from_ready_of(
+    fn give_turns(
+        &mut self,
+        now: Instant,
+        (user, port): (UserSlot, usize),
+        count: usize,
+    ) -> Option<usize> {
+        if self.ports[port].trace().is_some() {
+            return self.trace_turns(now, (user, port), count);
+        }
+        self.send_from_ready_of(now, (user, port), count)
+    }
+
+    /// Gives turns as [`Self::give_turns`] without a trace.
+    #[inline]
+    pub(super) fn send_from_ready_of(
         &mut self,
         now: Instant,
         (user, port): (UserSlot, usize),
@@ -138,10 +152,19 @@ impl Connections {
     /// Runs acknowledgements, timers and retransmissions of one stack, then sends the burst.
     #[inline]
     pub(super) fn poll_port(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
-        let port = &mut self.ports[port];
-        if !port.needs_poll(now) {
+        if !self.ports[port].needs_poll(now) {
             return false;
         }
+        if self.ports[port].trace().is_some() {
+            return self.trace_poll(now, port, run_timers);
+        }
+        self.poll_stack(now, port, run_timers)
+    }
+
+    /// Polls a stack that needs it.
+    #[inline]
+    pub(super) fn poll_stack(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
+        let port = &mut self.ports[port];
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
         let wall_time = self.clock.wall_time(now);
         port.poll_stack(now, run_timers, &mut self.cache, writer, wall_time)

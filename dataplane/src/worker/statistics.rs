@@ -94,6 +94,7 @@ impl Worker {
                     frames_sent: port.output.frames_sent,
                     frames_linearized: port.output.frames_linearized,
                     frames_refused: port.output.frames_refused(),
+                    frames_lost: port.output.frames_lost,
                     host_frames_sent: port.output.host_frames_sent,
                     host_frames_dropped: port.output.host_frames_dropped,
                     tcp: port.stack.stats().clone(),

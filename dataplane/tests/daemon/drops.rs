@@ -8,7 +8,7 @@ use super::siwctl::{shown, shown_json};
 use crate::common::{Daemon, End, LOOPBACK, PATIENCE, pair};
 
 /// Counts of the reasons that have occurred.
-fn drops(daemon: &Daemon) -> BTreeMap<String, u64> {
+pub fn drops(daemon: &Daemon) -> BTreeMap<String, u64> {
     let rows = shown_json(daemon, &["show", "drops"]);
     let counts = rows.iter().map(|row| {
         assert!(!row["meaning"].as_str().unwrap().is_empty(), "{row}");

@@ -31,6 +31,7 @@ mod statistics;
 mod supervision;
 mod sysfs_files;
 mod telemetry;
+mod trace;
 mod turn_times;
 mod user_shares;
 mod wake_descriptor;

@@ -380,6 +380,12 @@ fn longest_times() -> BTreeMap<String, Duration> {
         a.ctx.set_log_filter("info").unwrap();
         let captured = a.ctx.start_capture(&m::StartCapture::ALL_FRAMES);
         a.ctx.stop_capture(captured.unwrap().0).unwrap();
+        let traced = a.ctx.start_trace(&m::StartTrace {
+            selection: m::StartCapture::ALL_FRAMES,
+            records: 16_384,
+            reserved: 0,
+        });
+        a.ctx.stop_capture(traced.unwrap().0).unwrap();
         end_connections(&d);
         // The end of a client that holds much is work of several turns.
         drop((client, a, b));

@@ -66,6 +66,11 @@ impl StackStats {
         self.named().filter(|(name, _)| DROPS.contains(name))
     }
 
+    /// Returns true for the name of a counter of [`Self::drops`].
+    pub fn is_drop(name: &str) -> bool {
+        DROPS.contains(&name)
+    }
+
     /// Counts the beginning of a fast recovery.
     #[cold]
     pub(crate) fn count_recovery(&mut self, sack: bool) {

@@ -27,8 +27,9 @@ pub enum CaptureCommand {
     },
 }
 
+/// Conditions that frames have to meet.
 #[derive(Debug, Args)]
-pub struct StartArgs {
+pub struct Selection {
     /// Only frames of this device
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -44,6 +45,29 @@ pub struct StartArgs {
     /// Only frames from or to this TCP or UDP port
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
+}
+
+impl Selection {
+    /// A capture with these conditions.
+    pub fn to_request(&self, daemon: &siw::Context) -> anyhow::Result<StartCapture> {
+        let device = self.device.as_ref();
+        let device = device.map(|name| daemon.device_by_name(name)).transpose()?;
+        let host = self.host.map(Addr::from);
+        Ok(StartCapture {
+            device: device.map_or(EVERY_DEVICE, |device| device.index),
+            qp_num: self.qp.unwrap_or(0),
+            port: self.port.unwrap_or(0),
+            client: self.client.unwrap_or(0),
+            host: host.unwrap_or(Addr::NONE),
+            ..StartCapture::ALL_FRAMES
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct StartArgs {
+    #[command(flatten)]
+    selection: Selection,
     /// Only the first bytes of each frame; 96 have all headers
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(14..))]
     snaplen: Option<u32>,
@@ -108,18 +132,10 @@ fn start(daemon: &siw::Context, args: &StartArgs, as_json: bool) -> anyhow::Resu
     if to_stdout && args.rotate.is_some() {
         bail!("standard output is one stream: --rotate needs a file");
     }
-    let device = args.device.as_ref();
-    let device = device.map(|name| daemon.device_by_name(name)).transpose()?;
-    let host = args.host.map(Addr::from);
     let request = StartCapture {
-        device: device.map_or(EVERY_DEVICE, |device| device.index),
         snap_len: args.snaplen.unwrap_or(0),
-        qp_num: args.qp.unwrap_or(0),
-        port: args.port.unwrap_or(0),
-        reserved: 0,
-        client: args.client.unwrap_or(0),
-        host: host.unwrap_or(Addr::NONE),
         limit: args.limit.unwrap_or(0),
+        ..args.selection.to_request(daemon)?
     };
     let signals = watch_signals().context("cannot watch signals")?;
     let (number, stream) = daemon.start_capture(&request)?;
@@ -140,7 +156,10 @@ fn start(daemon: &siw::Context, args: &StartArgs, as_json: bool) -> anyhow::Resu
     };
     eprintln!("siwctl: capture {number} to {name}; Ctrl-C ends it");
     let mut blocks = Blocks::default();
-    let copied = copy_blocks(daemon, number, stream, &signals, &mut out, &mut blocks);
+    let copied = copy_stream(daemon, number, stream, &signals, |bytes| {
+        let whole = blocks.take(bytes);
+        out.write_blocks(&whole, &blocks.head)
+    });
     let Blocks {
         frames, dropped, ..
     } = blocks;
@@ -223,7 +242,7 @@ impl Output<'_> {
 }
 
 /// A descriptor that is readable after SIGINT or SIGTERM.
-fn watch_signals() -> std::io::Result<UnixStream> {
+pub fn watch_signals() -> std::io::Result<UnixStream> {
     let (ours, of_handler) = UnixStream::pair()?;
     for signal in [libc::SIGINT, libc::SIGTERM] {
         signal_hook::low_level::pipe::register(signal, of_handler.try_clone()?)?;
@@ -231,14 +250,14 @@ fn watch_signals() -> std::io::Result<UnixStream> {
     Ok(ours)
 }
 
-/// Copies whole blocks until the capture ends. A signal ends it in the daemon, which then sends the rest.
-fn copy_blocks(
+/// Passes on what arrives until the capture or trace ends. A signal ends it in the daemon, which then sends
+/// the rest.
+pub fn copy_stream(
     daemon: &siw::Context,
     number: u32,
     stream: OwnedFd,
     signals: &UnixStream,
-    out: &mut Output<'_>,
-    blocks: &mut Blocks,
+    mut take: impl FnMut(&[u8]) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
     let mut stream = UnixStream::from(stream);
     let mut buffer = vec![0; 256 << 10];
@@ -267,8 +286,7 @@ fn copy_blocks(
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
             Err(error) => return Err(error),
         };
-        let whole = blocks.take(&buffer[..len]);
-        out.write_blocks(&whole, &blocks.head)?;
+        take(&buffer[..len])?;
     }
 }
 

@@ -15,6 +15,7 @@ mod routes;
 mod stat;
 mod statistics;
 mod top;
+mod trace;
 mod why;
 
 use anyhow::Context as _;
@@ -61,6 +62,8 @@ enum Command {
     /// Capture frames of the running siwd
     #[command(subcommand)]
     Capture(capture::CaptureCommand),
+    /// The next frames and turns of queue pairs: the counters that each moved, and the reasons of its drops
+    Trace(trace::TraceArgs),
     /// Change limits of the running siwd
     #[command(subcommand)]
     Limits(LimitsCommand),
@@ -129,7 +132,7 @@ enum Show {
     Conn(objects::Filter),
     /// The latest connections that ended or were not made, with the reason
     Ends(objects::Filter),
-    /// Running captures with the numbers of frames written and dropped
+    /// Running captures and traces with the numbers of frames or records written and dropped
     Captures,
 }
 
@@ -228,6 +231,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
             Ok(String::new())
         }
         Command::Capture(command) => capture::run(&daemon, command, json),
+        Command::Trace(args) => trace::run(&daemon, args, json).map(|()| String::new()),
         Command::Limits(LimitsCommand::Set { key, value }) => {
             reload::describe_outcome(&daemon.set_limit(key, value)?, json)
         }

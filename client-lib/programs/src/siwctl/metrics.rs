@@ -214,7 +214,7 @@ const WORKER: [(&str, &str, Kind, &str); 17] = [
 ];
 
 /// Counters of a device in addition to those of TCP.
-const DEVICE: [(&str, &str, &str); 4] = [
+const DEVICE: [(&str, &str, &str); 5] = [
     (
         "rx_frames",
         "receive_frames",
@@ -234,6 +234,11 @@ const DEVICE: [(&str, &str, &str); 4] = [
         "tx_refused",
         "transmit_refused_frames",
         "Frames dropped because the port can never send them",
+    ),
+    (
+        "tx_lost",
+        "transmit_lost_frames",
+        "Frames lost on purpose (loss)",
     ),
 ];
 

@@ -496,8 +496,12 @@ fn captures_text(rows: &[Value]) -> String {
             .collect();
         let _ = writeln!(
             out,
-            "capture {} {started}{filter}: frames {} bytes {} dropped {}",
-            row["number"], row["frames"], row["bytes"], row["dropped"]
+            "{} {} {started}{filter}: frames {} bytes {} dropped {}",
+            row["kind"].as_str().unwrap_or("capture"),
+            row["number"],
+            row["frames"],
+            row["bytes"],
+            row["dropped"]
         );
     }
     out

@@ -188,3 +188,16 @@ impl StartCapture {
         limit: 0,
     };
 }
+
+/// Traces the next frames and turns of queue pairs that meet the conditions. The reply has the number of the
+/// trace, and the read end of a stream of lines of JSON, which ends with the trace. One at a time, for
+/// operators; it is listed and ended like a capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct StartTrace {
+    /// Conditions; `snap_len` and `limit` are not used.
+    pub selection: StartCapture,
+    /// Number of records after which the trace ends.
+    pub records: u32,
+    pub reserved: u32,
+}

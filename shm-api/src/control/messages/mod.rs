@@ -154,6 +154,7 @@ macro_rules! for_each_message {
             60 ListObjects -> ListReply;
             61 Operate -> OperateReply;
             62 StartCapture -> IdReply;
+            63 StartTrace -> IdReply;
         }
     };
 }
@@ -198,5 +199,5 @@ const _: () = assert!(size_of::<RegMemory>() + size_of::<Header>() <= MAX_PACKET
 const _: () = assert!(size_of::<StatsReply>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<ListReply>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<OperateReply>() + size_of::<Header>() <= MAX_PACKET);
-const _: () = assert!(size_of::<StartCapture>() == 56);
+const _: () = assert!(size_of::<StartCapture>() == 56 && size_of::<StartTrace>() == 64);
 const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEventMessage>() == 736);
