@@ -30,6 +30,8 @@ pub(super) struct RecordedEvent {
     /// Name of a request, or of a report of a worker.
     pub event: &'static str,
     pub count: u32,
+    /// A request that the daemon refused, for the reason in `detail`.
+    pub refused: bool,
     pub detail: Option<Box<str>>,
 }
 
@@ -38,6 +40,16 @@ impl RecordedEvent {
         let detail = self.detail.as_ref();
         detail.map_or(0, |detail| detail.len() + ALLOCATION)
     }
+}
+
+/// An event to record.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NewEvent<'a> {
+    /// Name of a request, or of a report of a worker.
+    pub name: &'static str,
+    pub detail: Option<&'a str>,
+    /// The event is a request that was refused.
+    pub refused: bool,
 }
 
 /// Owner of a queue pair, as the recorder names it.
@@ -80,10 +92,11 @@ impl Recording {
     }
 
     /// Adds an event; of more than `most` the oldest goes.
-    fn add(&mut self, most: usize, event: &'static str, detail: Option<&str>) {
-        let detail = detail.map(shorten);
+    fn add(&mut self, most: usize, event: &NewEvent<'_>) {
+        let NewEvent { name, refused, .. } = *event;
+        let detail = event.detail.map(shorten);
         if let Some(last) = self.events.back_mut()
-            && (last.event, last.detail.as_deref()) == (event, detail)
+            && (last.event, last.refused, last.detail.as_deref()) == (name, refused, detail)
         {
             last.time = now();
             last.count = last.count.saturating_add(1);
@@ -97,8 +110,9 @@ impl Recording {
         }
         let event = RecordedEvent {
             time: now(),
-            event,
+            event: name,
             count: 1,
+            refused,
             detail: detail.map(Into::into),
         };
         self.detail_bytes += event.heap_bytes();
@@ -176,10 +190,9 @@ impl FlightRecorder {
         &mut self,
         qpn: Qpn,
         most: usize,
-        event: &'static str,
-        detail: Option<&str>,
+        event: &NewEvent<'_>,
     ) -> Option<(ClientId, usize, usize)> {
-        self.change(qpn, |recording| recording.add(most, event, detail))
+        self.change(qpn, |recording| recording.add(most, event))
     }
 
     /// Keeps the state of a connection at its end; returns as [`Self::record`].
@@ -199,7 +212,12 @@ impl FlightRecorder {
         let mut recording = self.live.remove(&qpn)?;
         let (client, user) = (recording.owner.client, recording.owner.user);
         let charged = recording.heap_bytes();
-        recording.add(most, "destroyed", Some(reason));
+        let destroyed = NewEvent {
+            name: "destroyed",
+            detail: Some(reason),
+            refused: false,
+        };
+        recording.add(most, &destroyed);
         recording.ended = Some(now());
         recording.events.shrink_to_fit();
         let bytes = recording.heap_bytes() + size_of::<Recording>();
@@ -284,6 +302,14 @@ pub(super) fn named_queue_pair(request: &Request) -> Option<(Qpn, Option<String>
 mod tests {
     use super::*;
 
+    fn event(detail: &str) -> NewEvent<'_> {
+        NewEvent {
+            name: "event",
+            detail: Some(detail),
+            refused: false,
+        }
+    }
+
     fn owner(user: u32) -> Owner {
         Owner {
             client: ClientId(1),
@@ -300,8 +326,7 @@ mod tests {
         for number in 0..100 {
             let detail = format!("number {number}");
             for _ in 0..3 {
-                let (_, before, after) =
-                    recorder.record(Qpn(7), 16, "event", Some(&detail)).unwrap();
+                let (_, before, after) = recorder.record(Qpn(7), 16, &event(&detail)).unwrap();
                 assert_eq!(before, charged);
                 charged = after;
             }
@@ -324,7 +349,7 @@ mod tests {
         assert!(recorder.find(Qpn(7), |user| user == 2).is_none());
         // Long descriptions are cut between letters.
         recorder.begin(Qpn(8), owner(1));
-        recorder.record(Qpn(8), 16, "event", Some(&"ü".repeat(1000)));
+        recorder.record(Qpn(8), 16, &event(&"ü".repeat(1000)));
         let long = &recorder.find(Qpn(8), |_| true).unwrap().events[0];
         assert_eq!(long.detail.as_ref().unwrap().len(), MOST_DETAIL);
     }

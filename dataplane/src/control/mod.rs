@@ -549,9 +549,8 @@ impl ControlThread {
                 );
                 refusal.send(&client.conn, kind, seq);
                 if let Some(qpn) = named {
-                    let reason = format!("refused: {}", refusal.reason());
                     let resources = &mut self.context.resources;
-                    resources.record_event(qpn, request.name(), Some(&reason));
+                    resources.record_refusal(qpn, request.name(), refusal.reason());
                 }
             }
         }

@@ -26,7 +26,7 @@ use siw_shm::{Access, LowWaterMark, QpGeometry, RqConsumer, SqConsumer, SrqGeome
 
 use super::arena_files::ArenaFiles;
 use super::ends::ConnectionEnds;
-use super::flight_recorder::{FlightRecorder, Owner};
+use super::flight_recorder::{FlightRecorder, NewEvent, Owner};
 use super::held_memory::HeldMemory;
 use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
 use super::pair_schedule::{PairAttempt, PairSchedule};
@@ -157,6 +157,8 @@ pub struct ClientQp {
     pub pair: Option<PairAttempt>,
     /// The consumer of the current connection wants messages to wait for receive work requests.
     pub waits_for_receives: bool,
+    /// The flight recorder has its events.
+    pub is_recorded: bool,
     /// Claim of the local port that its client chose.
     pub port_claim: PortClaim,
     /// The end of its connection is among [`Resources::ends`] already.
@@ -387,6 +389,7 @@ impl Client {
             is_paired: qp.pair.is_some(),
             most_connections: qp.most_connections,
             waits_for_receives: qp.waits_for_receives || qp.pair.is_some(),
+            is_recorded: qp.is_recorded,
             srq_share: qp
                 .srq
                 .and_then(|srq| self.srqs.get(&srq))
@@ -775,13 +778,35 @@ impl Resources {
                 name: client.name.as_str().into(),
             };
             client.recorded_bytes += self.recorder.begin(qpn, owner);
+            if let Some(qp) = client.qps.get_mut(&qpn) {
+                qp.is_recorded = true;
+            }
         }
     }
 
     /// Records an event of a queue pair.
     pub fn record_event(&mut self, qpn: Qpn, event: &'static str, detail: Option<&str>) {
+        let event = NewEvent {
+            name: event,
+            detail,
+            refused: false,
+        };
+        self.add_to_recording(qpn, &event);
+    }
+
+    /// Records that a request to change a queue pair was refused.
+    pub fn record_refusal(&mut self, qpn: Qpn, request: &'static str, reason: &str) {
+        let event = NewEvent {
+            name: request,
+            detail: Some(reason),
+            refused: true,
+        };
+        self.add_to_recording(qpn, &event);
+    }
+
+    fn add_to_recording(&mut self, qpn: Qpn, event: &NewEvent<'_>) {
         let most = self.limits.recorded_events as usize;
-        let changed = self.recorder.record(qpn, most, event, detail);
+        let changed = self.recorder.record(qpn, most, event);
         self.charge_recording(changed);
     }
 

@@ -170,7 +170,7 @@ impl Connections {
     /// for a new attempt.
     pub(super) fn connect_failed(&mut self, now: Instant, slot: QpSlot, failure: ConnectFailure) {
         let queue_pair = self.queue_pairs.get(slot);
-        let last = queue_pair.and_then(|queue_pair| queue_pair.snapshot(&self.ports, slot.0));
+        let last = queue_pair.and_then(|queue_pair| queue_pair.last_snapshot(&self.ports, slot.0));
         let last = last.map(Box::new);
         let Some(queue_pair) = self.take_out(slot) else {
             return;
@@ -309,7 +309,7 @@ impl Connections {
         let close = queue_pair.and_then(|queue_pair| queue_pair.protocol.requested_close());
         let is_own_abort = matches!(close, Some(CloseKind::Abort));
         // While TCP has its numbers.
-        let last = queue_pair.and_then(|queue_pair| queue_pair.snapshot(&self.ports, slot.0));
+        let last = queue_pair.and_then(|queue_pair| queue_pair.last_snapshot(&self.ports, slot.0));
         self.with_queue_pair(slot, |protocol, view| protocol.on_tcp_closed(view, reason));
         self.ports[port].stack.release(now, conn);
         self.context.split_records.remove_queue_pair(slot);

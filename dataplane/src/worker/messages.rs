@@ -72,6 +72,8 @@ pub struct QpSetup {
     /// A message without a receive work request waits for one, even if the device's settings do not
     /// ask for it.
     pub waits_for_receives: bool,
+    /// The report of the end of its connection has the state of the connection.
+    pub is_recorded: bool,
 }
 
 /// An active connect.

@@ -45,6 +45,18 @@ impl QpTable {
 }
 
 impl WorkerQp {
+    /// State of the queue pair and its connection for the report of the connection's end; `None` if nobody
+    /// records it.
+    pub(super) fn last_snapshot(
+        &self,
+        ports: &[WorkerPort<TxRecord>],
+        slot: u32,
+    ) -> Option<ConnectionSnapshot> {
+        self.is_recorded
+            .then(|| self.snapshot(ports, slot))
+            .flatten()
+    }
+
     /// State of the queue pair in this slot, and of its connection; `None` if the worker does not have
     /// the queue pair's port.
     pub(super) fn snapshot(

@@ -42,6 +42,8 @@ pub(super) struct WorkerQp {
     pub(super) is_ready: bool,
     /// Its send queue is polled.
     pub(super) is_polled: bool,
+    /// The report of the end of its connection has a snapshot.
+    pub(super) is_recorded: bool,
     /// Completions whose polling the report of the end of its connection may wait for.
     pub(super) unpolled: Option<UnpolledCompletions>,
 }
@@ -50,6 +52,7 @@ impl WorkerQp {
     /// A queue pair without a connection.
     pub(super) fn new(setup: QpSetup, user: UserSlot, port: usize) -> WorkerQp {
         let mut protocol = QueuePair::new(setup.attr);
+        let is_recorded = setup.is_recorded;
         protocol.set_paired(setup.is_paired);
         if setup.waits_for_receives {
             protocol.set_receive_wait(RECEIVE_WAIT_MS);
@@ -72,6 +75,7 @@ impl WorkerQp {
             receive_wait_end: None,
             is_ready: false,
             is_polled: false,
+            is_recorded,
             unpolled: None,
         }
     }

@@ -145,10 +145,6 @@ fn describe_recording(recording: &Value, events: &[Value], end: Option<&Value>) 
         age(time(&recording["created"])),
     )];
     let latest = |name: &str| events.iter().rev().find(|event| event["event"] == name);
-    let refused = |event: &&Value| {
-        let detail = event["detail"].as_str();
-        detail.is_some_and(|detail| detail.starts_with("refused: "))
-    };
     let established = latest("established");
     if let Some(event) = established {
         let connected = age(time(&event["time"]));
@@ -185,11 +181,14 @@ fn describe_recording(recording: &Value, events: &[Value], end: Option<&Value>) 
             sentences.push(format!("Its event {name}, {when}: {}.", detail(event)));
         }
     }
+    let refused = |event: &&Value| event["refused"] == true;
     if let Some(event) = events.iter().rev().find(refused) {
         let (when, request) = (age(time(&event["time"])), &event["event"]);
         let request = request.as_str().unwrap_or("?");
         let reason = detail(event);
-        sentences.push(format!("Its request {request}, {when}, was {reason}."));
+        sentences.push(format!(
+            "Its request {request}, {when}, was refused: {reason}."
+        ));
     }
     if let Some(event) = latest("destroyed") {
         let when = age(time(&event["time"]));
@@ -261,13 +260,41 @@ fn events_text(events: &[Value]) -> String {
             1 => String::new(),
             count => format!(" ({count} times)"),
         };
+        let refused = match event["refused"] == true {
+            true => "refused: ",
+            false => "",
+        };
         let _ = writeln!(
             out,
-            "  {:>12}  {}{times} {}",
+            "  {:>12}  {}{times} {refused}{}",
             age(event["time"].as_f64().unwrap_or(0.0)),
             event["event"].as_str().unwrap_or_default(),
             printable(event["detail"].as_str().unwrap_or_default()),
         );
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_refused_requests_are_explained_as_refused() {
+        let recording = json!({ "lqpn": 7, "pid": 1, "client": 2, "created": 0.0 });
+        let event = |refused: bool| {
+            json!({
+                "time": 0.0, "event": "Connect", "count": 1, "refused": refused,
+                "detail": "refused: 10.77.0.9:9",
+            })
+        };
+        let explain =
+            |event: Value| describe_recording(&recording, std::slice::from_ref(&event), None);
+        assert_eq!(explain(event(false)).len(), 1);
+        let refused = &explain(event(true))[1];
+        assert!(
+            refused.contains("was refused: refused: 10.77.0.9:9"),
+            "{refused}"
+        );
+    }
 }
