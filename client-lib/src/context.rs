@@ -429,8 +429,19 @@ impl Context {
         self.operate(OperatorAction::ChangeRoutes, device.into(), change)
     }
 
-    /// Sets the Ethernet address of a device's neighbour, in the words of ip-neighbour(8):
-    /// `add 10.77.0.9 lladdr 02:00:00:00:00:09`, or `del 10.77.0.9`.
+    /// Changes the addresses of a device until the daemon's restart, in the words of ip-address(8):
+    /// `add 10.77.0.9/24`, `del 10.77.0.9`, `flush`, which removes those that were added, or `show`. Returns
+    /// the addresses, as JSON.
+    ///
+    /// # Errors
+    /// The caller is not an operator, the device does not exist or divides frames with the kernel by its
+    /// addresses, the address is invalid, or a connection or listener uses it.
+    pub fn change_addresses(&self, device: u32, change: &str) -> Result<String, Error> {
+        self.operate(OperatorAction::ChangeAddresses, device.into(), change)
+    }
+
+    /// Sets or forgets the Ethernet addresses of a device's neighbours, in the words of ip-neighbour(8):
+    /// `add 10.77.0.9 lladdr 02:00:00:00:00:09`, `del 10.77.0.9`, or `flush`.
     ///
     /// # Errors
     /// As [`Context::change_routes`].

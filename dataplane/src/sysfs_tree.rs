@@ -25,7 +25,7 @@ use crate::device_view::DeviceView;
 use crate::worker::messages::PortStats;
 
 /// Addresses that the control protocol reports to clients.
-const MAX_ADDRESSES: usize = 8;
+pub(crate) const MAX_ADDRESSES: usize = 8;
 /// Unit of `port_rcv_data` and `port_xmit_data`.
 const OCTETS_PER_UNIT: u64 = 4;
 /// Version of the kernel's verbs interface that the classes represent.
@@ -132,16 +132,20 @@ fn write_port(port: &Folder, device: &DeviceView) -> io::Result<()> {
     ])?;
     // iWARP has no partitions: only the default one is shown.
     port.folder("pkeys")?.write_line("0", "0xffff")?;
+    write_gids(port, device)
+}
+
+/// Writes the GIDs of a port, and removes those beyond its addresses.
+fn write_gids(port: &Folder, device: &DeviceView) -> io::Result<()> {
     let (gids, types, interfaces) = (
         port.folder("gids")?,
         port.folder("gid_attrs/types")?,
         port.folder("gid_attrs/ndevs")?,
     );
     let ips = device.addresses.iter().map(|cidr| cidr.addr);
-    for (index, raw) in gid_table(device.mac, ips.take(MAX_ADDRESSES))
-        .into_iter()
-        .enumerate()
-    {
+    let table = gid_table(device.mac, ips.take(MAX_ADDRESSES));
+    let count = table.len();
+    for (index, raw) in table.into_iter().enumerate() {
         let index = index.to_string();
         let kind = match ip_of_gid(raw) {
             Some(_) => "RoCE v2",
@@ -150,6 +154,12 @@ fn write_port(port: &Folder, device: &DeviceView) -> io::Result<()> {
         gids.write_line(&index, &gid_text(raw))?;
         types.write_line(&index, kind)?;
         interfaces.write_line(&index, &device.name)?;
+    }
+    for folder in [&gids, &types, &interfaces] {
+        let mut beyond = (count..).map(|index| folder.0.join(index.to_string()));
+        while let Some(path) = beyond.next().filter(|path| path.exists()) {
+            std::fs::remove_file(path)?;
+        }
     }
     Ok(())
 }
@@ -252,6 +262,14 @@ impl SysfsTree {
     pub fn counter_writer(&self) -> CounterWriter {
         CounterWriter {
             root: self.root.clone(),
+        }
+    }
+
+    /// Writes the GIDs of a device's port again.
+    pub fn update_addresses(&self, device: &DeviceView) {
+        let port = Folder(port_folder(&self.root, &device.name));
+        if let Err(error) = write_gids(&port, device) {
+            tracing::warn!(device = %device.name, "{}: {error}", port.0.display());
         }
     }
 

@@ -126,6 +126,13 @@ impl LinkMonitor {
         post_to_clients(&mut context.resources, kind, device, why);
     }
 
+    /// Writes the GIDs of a device whose addresses have changed.
+    pub fn write_addresses(&self, view: &DeviceView) {
+        if let Some(sysfs) = &self.sysfs {
+            sysfs.update_addresses(view);
+        }
+    }
+
     fn write_link_state(&self, view: &DeviceView) {
         if let Some(sysfs) = &self.sysfs {
             sysfs.update_link(view);

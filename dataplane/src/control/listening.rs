@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use nix::libc;
+use siw_shm::control::messages as m;
 
 use super::devices::{Devices, LocalScope};
 use super::quotas::Quota;
@@ -36,6 +37,8 @@ pub struct ClientListener {
     pub listening: bool,
     /// Maximum number of pending requests.
     pub backlog: u32,
+    /// Settings that differ from those of its devices.
+    pub mpa: m::MpaOptions,
     /// Number of pending requests.
     pub waiting: u32,
     /// An overflow of the backlog was logged.
@@ -375,6 +378,7 @@ mod tests {
             reuse: false,
             listening: true,
             backlog: 1,
+            mpa: m::MpaOptions::BY_DEVICE,
             waiting: 0,
             overflow_logged: false,
             port_claims: Vec::new(),

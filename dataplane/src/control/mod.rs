@@ -39,6 +39,7 @@ mod lists;
 mod loaded_configuration;
 mod memory;
 mod operate;
+mod operator_addresses;
 mod operator_routes;
 pub mod operators;
 mod outbox;
@@ -694,7 +695,13 @@ impl ControlThread {
                 request,
             ),
             Request::Operate(request) => {
-                let parts = (&mut self.configuration, &mut self.captures, &self.routes);
+                let parts = operate::OperatedParts {
+                    configuration: &mut self.configuration,
+                    captures: &mut self.captures,
+                    routes: &self.routes,
+                    listeners: &self.connections.listeners,
+                    links: &self.links,
+                };
                 operate::operate(context, parts, id, seq, request)
             }
             Request::StartCapture(request) => {

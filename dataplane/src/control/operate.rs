@@ -8,7 +8,10 @@ use siw_shm::control::messages::OperatorAction;
 use super::captures::Captures;
 use super::context::Context;
 use super::host_routes::RouteFollower;
+use super::links::LinkMonitor;
+use super::listening::Listeners;
 use super::lists::Viewer;
+use super::operator_addresses;
 use super::operator_routes;
 use super::pending::PendingReply;
 use super::refusal::Refusal;
@@ -26,14 +29,30 @@ const NOTHING: m::OperateReply = m::OperateReply {
     text: [0; m::OPERATE_TEXT],
 };
 
+/// Parts of the control thread that actions read or change.
+pub(super) struct OperatedParts<'a> {
+    pub configuration: &'a mut Configuration,
+    pub captures: &'a mut Captures,
+    pub routes: &'a RouteFollower,
+    pub listeners: &'a Listeners,
+    pub links: &'a LinkMonitor,
+}
+
 /// Performs the action, for an operator or, where it concerns one user, for that user.
 pub(super) fn operate(
     context: &mut Context,
-    (configuration, captures, routes): (&mut Configuration, &mut Captures, &RouteFollower),
+    parts: OperatedParts<'_>,
     id: ClientId,
     seq: u32,
     request: &m::Operate,
 ) -> Outcome {
+    let OperatedParts {
+        configuration,
+        captures,
+        routes,
+        listeners,
+        links,
+    } = parts;
     let Some(action) = OperatorAction::from_u32(request.action) else {
         let why = format!("no action {}", request.action);
         return Err(Refusal::new(libc::EINVAL, why));
@@ -72,6 +91,17 @@ pub(super) fn operate(
             let outcome = operator_routes::change_routes(context, device, follows, &words)?;
             return reply_text(context, id, seq, &outcome);
         }
+        OperatorAction::ChangeAddresses => {
+            viewer.require_operator("change addresses")?;
+            let device = device_index(request.target)?;
+            context.devices.check_device(device)?;
+            let config = configuration.current().devices.get(device);
+            let config = config.ok_or_else(|| no_device(request.target))?.get_ref();
+            let words = request.text.to_text();
+            let parts = (config, listeners, links);
+            let outcome = operator_addresses::change_addresses(context, parts, device, &words)?;
+            return reply_text(context, id, seq, &outcome);
+        }
         OperatorAction::ChangeNeighbours => {
             viewer.require_operator("change neighbours")?;
             let device = device_index(request.target)?;
@@ -91,8 +121,11 @@ fn reply_text(context: &mut Context, id: ClientId, seq: u32, text: &str) -> Outc
 }
 
 fn device_index(target: u64) -> Result<usize, Refusal> {
-    let why = || Refusal::new(libc::ENODEV, format!("no device {target}"));
-    usize::try_from(target).map_err(|_| why())
+    usize::try_from(target).map_err(|_| no_device(target))
+}
+
+fn no_device(target: u64) -> Refusal {
+    Refusal::new(libc::ENODEV, format!("no device {target}"))
 }
 
 /// Moves a queue pair to ERROR; its work requests are flushed, its connection is reset.

@@ -9,7 +9,7 @@ use serde_json::json;
 use siw_tcp::{IpCidr, Route};
 
 use super::context::Context;
-use super::devices::is_on_network;
+use super::operator_addresses::is_neighbour;
 use super::refusal::Refusal;
 use crate::config::MacAddress;
 use crate::device_view::DeviceView;
@@ -87,7 +87,7 @@ pub(super) fn change_routes(
 }
 
 /// Adds or removes the Ethernet address of a neighbour of a device: `add ADDRESS lladdr MAC`, which is not
-/// confirmed by ARP or NDP, or `del ADDRESS`.
+/// confirmed by ARP or NDP, `del ADDRESS`, or `flush`, which forgets all neighbours.
 pub(super) fn change_neighbours(
     context: &mut Context,
     device: usize,
@@ -97,6 +97,13 @@ pub(super) fn change_neighbours(
     let view = usable_device(context, device, follows_kernel)?;
     let words: Vec<&str> = words.split_whitespace().collect();
     let neighbour = match words[..] {
+        ["flush"] => {
+            tracing::warn!(device = %view.name, "an operator forgets all neighbours");
+            context
+                .workers
+                .post_to_all(|| Command::FlushNeighbours { device });
+            return Ok(());
+        }
         ["add", address, "lladdr", mac] => KernelNeighbour {
             address: parse_address(address)?,
             mac: Some(
@@ -113,7 +120,7 @@ pub(super) fn change_neighbours(
         },
         _ => {
             return Err(invalid(
-                "neighbours: add ADDRESS lladdr MAC, or del ADDRESS",
+                "neighbours: add ADDRESS lladdr MAC, del ADDRESS, or flush",
             ));
         }
     };
@@ -155,11 +162,7 @@ fn parse_address(text: &str) -> Result<IpAddr, Refusal> {
 
 /// Checks that a router is a neighbour of the device, and of the destination's family.
 fn check_router(view: &DeviceView, router: IpAddr, to: IpAddr) -> Result<(), Refusal> {
-    let is_near = view.addresses.iter().any(|cidr| match router {
-        IpAddr::V6(address) if address.is_unicast_link_local() => cidr.addr.is_ipv6(),
-        _ => cidr.addr != router && is_on_network(cidr, router),
-    });
-    if is_near && router.is_ipv4() == to.is_ipv4() {
+    if is_neighbour(&view.addresses, router) && router.is_ipv4() == to.is_ipv4() {
         return Ok(());
     }
     Err(invalid(format!(

@@ -152,6 +152,10 @@ impl Worker {
             Command::LearnNeighbour { device, neighbour } => {
                 connections.learn_neighbour(now, device, &neighbour);
             }
+            Command::SetAddresses { device, addresses } => {
+                connections.set_addresses(now, device, &addresses);
+            }
+            Command::FlushNeighbours { device } => connections.flush_neighbours(device),
             Command::ListConnections { token, from, user } => {
                 let (snapshots, next) =
                     connections

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use dpdk::MbufCache;
 use siw_iwarp::{CloseReason, QueuePair, RdmapState, TxRecord};
 use siw_memory::Stag;
-use siw_tcp::{ConnId, Instant, LearnedRoutes, TcpInfo, TcpState};
+use siw_tcp::{ConnId, Instant, IpCidr, LearnedRoutes, TcpInfo, TcpState};
 
 use super::conn_owner::ConnOwner;
 use super::context::{QpView, WorkerContext};
@@ -199,6 +199,25 @@ impl Connections {
         let ports = self.ports.iter_mut();
         for port in ports.filter(|port| port.device == device) {
             port.stack.set_learned_routes(routes.clone());
+        }
+    }
+
+    /// Replaces the addresses of a device.
+    pub(super) fn set_addresses(&mut self, now: Instant, device: usize, addresses: &[IpCidr]) {
+        let ports = self.ports.iter_mut();
+        for port in ports.filter(|port| port.device == device) {
+            // The control thread has checked them.
+            if let Err(error) = port.stack.set_addresses(now, addresses.to_vec()) {
+                tracing::error!(device, "the addresses cannot be changed: {error}");
+            }
+        }
+    }
+
+    /// Forgets the neighbours of a device.
+    pub(super) fn flush_neighbours(&mut self, device: usize) {
+        let ports = self.ports.iter_mut();
+        for port in ports.filter(|port| port.device == device) {
+            port.stack.flush_neighbours();
         }
     }
 

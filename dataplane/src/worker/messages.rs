@@ -9,6 +9,7 @@ use std::time::Duration;
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
 use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
+use siw_tcp::IpCidr;
 
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::drop_reasons::DropCounts;
@@ -305,6 +306,18 @@ pub enum Command {
         device: usize,
         /// The neighbour.
         neighbour: KernelNeighbour,
+    },
+    /// Replaces the addresses of a device.
+    SetAddresses {
+        /// The device's place in the configuration.
+        device: usize,
+        /// The addresses, at least one.
+        addresses: Arc<[IpCidr]>,
+    },
+    /// Forgets the neighbours of a device.
+    FlushNeighbours {
+        /// The device's place in the configuration.
+        device: usize,
     },
     /// Describes some connections of queue pairs, answered with [`Event::Connections`].
     ListConnections {

@@ -4,6 +4,7 @@
 #[macro_use]
 mod common;
 
+mod address_changes;
 mod addresses;
 mod bad_input;
 mod capture;

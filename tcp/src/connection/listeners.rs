@@ -63,6 +63,17 @@ impl Listeners {
         }
     }
 
+    /// Removes listeners on single addresses, except for those on addresses that `is_kept` selects.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(IpAddr) -> bool) {
+        let ended = self.by_port.iter().filter_map(|((_, local), listener)| {
+            let is_ended = local.is_some_and(|local| !is_kept(local));
+            is_ended.then_some(*listener)
+        });
+        for listener in ended.collect::<Vec<_>>() {
+            self.remove(listener);
+        }
+    }
+
     /// Returns the listener for an address and port; one on the address itself takes precedence over one
     /// on all addresses.
     pub(crate) fn find(&self, local: SocketAddr) -> Option<u32> {

@@ -25,7 +25,7 @@ use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
-use crate::config::{LearnedRoutes, StackConfig};
+use crate::config::{IpCidr, LearnedRoutes, StackConfig};
 use crate::connection::closing_list::{Closing, ClosingLists};
 use crate::connection::context::SharedState;
 use crate::connection::receiver::LONG_PATH;
@@ -578,6 +578,47 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Number of connections that occupy a slot, TIME-WAIT included.
     pub fn connection_count(&self) -> usize {
         self.slots.count()
+    }
+
+    /// Replaces the device's addresses. New ones are probed and announced as at the start. Listeners on
+    /// removed ones end; the owner closes connections from them before.
+    ///
+    /// # Errors
+    /// The configuration is invalid with these addresses, for example because a router is not on the link
+    /// any more. Nothing has changed then.
+    pub fn set_addresses(
+        &mut self,
+        now: Instant,
+        addresses: Vec<IpCidr>,
+    ) -> Result<(), StackError> {
+        let shared = &mut self.shared;
+        let before = core::mem::replace(&mut shared.config.addresses, addresses);
+        if let Err(error) = crate::config::check_config(&shared.config) {
+            shared.config.addresses = before;
+            return Err(error);
+        }
+        shared.now = now;
+        let own = &shared.config.addresses;
+        shared
+            .listeners
+            .retain(|local| own.iter().any(|cidr| cidr.addr == local));
+        shared.neighbours.new_generation();
+        if shared.config.gratuitous_arp {
+            shared.probe_addresses(now);
+            let own = shared.config.addresses.iter().map(|cidr| cidr.addr);
+            let new = own.filter(|own| !before.iter().any(|cidr| cidr.addr == *own));
+            for address in new.filter(IpAddr::is_ipv4) {
+                shared
+                    .control_queue
+                    .announce_address(address, &mut shared.stats);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets all neighbours whose Ethernet addresses are known: the next frame to each of them asks again.
+    pub fn flush_neighbours(&mut self) {
+        self.shared.neighbours.flush();
     }
 
     /// Replaces the learned routes, which are used in addition to those of the configuration.

@@ -67,10 +67,13 @@ enum Command {
     /// Change limits of the running siwd
     #[command(subcommand)]
     Limits(LimitsCommand),
+    /// Addresses of a device, changed until siwd restarts
+    #[command(subcommand)]
+    Addr(routes::AddressCommand),
     /// Routes of a device in addition to those of its configuration
     #[command(subcommand)]
     Route(routes::RouteCommand),
-    /// Neighbours of a device with fixed Ethernet addresses
+    /// Neighbours of a device: fixed Ethernet addresses, and known ones to forget
     #[command(subcommand)]
     Neigh(routes::NeighbourCommand),
     /// Have siwd read its configuration again; show the settings applied and those that need a restart
@@ -235,6 +238,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
         Command::Limits(LimitsCommand::Set { key, value }) => {
             reload::describe_outcome(&daemon.set_limit(key, value)?, json)
         }
+        Command::Addr(command) => routes::change_addresses(&daemon, command, json),
         Command::Route(command) => routes::change_routes(&daemon, command, json),
         Command::Neigh(command) => routes::change_neighbours(&daemon, command),
         Command::Reload => reload::run(&daemon, json),

@@ -1,4 +1,4 @@
-//! Routes and neighbours of a device, in the words of ip(8).
+//! Addresses, routes and neighbours of a device, in the words of ip(8).
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
@@ -38,6 +38,35 @@ pub enum RouteCommand {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum AddressCommand {
+    /// Add an address until siwd restarts; listeners on all addresses listen on it at once
+    Add {
+        /// Address with prefix length, such as 10.77.0.9/24
+        address: String,
+        #[command(flatten)]
+        device: Device,
+    },
+    /// Remove an address that no connection or listener uses; one of the configuration is back after a
+    /// restart
+    Del {
+        /// Address
+        address: String,
+        #[command(flatten)]
+        device: Device,
+    },
+    /// Remove all addresses that were added
+    Flush {
+        #[command(flatten)]
+        device: Device,
+    },
+    /// Addresses, and how long they stay
+    Show {
+        #[command(flatten)]
+        device: Device,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub enum NeighbourCommand {
     /// Set the Ethernet address of a neighbour, without ARP or NDP, until it is deleted or siwd restarts
     Add {
@@ -46,6 +75,11 @@ pub enum NeighbourCommand {
         /// Ethernet address, such as 02:00:00:00:00:09
         #[arg(long, value_name = "MAC")]
         lladdr: String,
+        #[command(flatten)]
+        device: Device,
+    },
+    /// Forget the Ethernet addresses of all neighbours: siwd asks for them again
+    Flush {
         #[command(flatten)]
         device: Device,
     },
@@ -110,6 +144,36 @@ pub fn change_routes(
     Ok(out)
 }
 
+/// Executes `siwctl addr`: prints the addresses of the device.
+pub fn change_addresses(
+    daemon: &siw::Context,
+    command: &AddressCommand,
+    as_json: bool,
+) -> anyhow::Result<String> {
+    let (device, change) = match command {
+        AddressCommand::Add { address, device } => (device, format!("add {address}")),
+        AddressCommand::Del { address, device } => (device, format!("del {address}")),
+        AddressCommand::Flush { device } => (device, "flush".to_owned()),
+        AddressCommand::Show { device } => (device, "show".to_owned()),
+    };
+    let text = daemon.change_addresses(device.find(daemon)?, &change)?;
+    if as_json {
+        return Ok(text + "\n");
+    }
+    let rows: Vec<Value> = serde_json::from_str(&text).context("invalid answer of siwd")?;
+    let mut out = String::new();
+    for row in rows {
+        let word = |key: &str| row[key].as_str().unwrap_or_default();
+        let state = match word("state") {
+            "added" => " added until siwd restarts",
+            "removed" => " removed until siwd restarts",
+            _ => "",
+        };
+        let _ = writeln!(out, "{} dev {}{state}", word("address"), word("device"));
+    }
+    Ok(out)
+}
+
 /// Executes `siwctl neigh`.
 pub fn change_neighbours(
     daemon: &siw::Context,
@@ -122,6 +186,7 @@ pub fn change_neighbours(
             device,
         } => (device, format!("add {address} lladdr {lladdr}")),
         NeighbourCommand::Del { address, device } => (device, format!("del {address}")),
+        NeighbourCommand::Flush { device } => (device, "flush".to_owned()),
     };
     daemon.change_neighbours(device.find(daemon)?, &change)?;
     Ok(String::new())

@@ -101,9 +101,12 @@ numbered! {
         /// Changes the routes of the device with the index `target`: `text` is `add NETWORK via ROUTER`,
         /// `del NETWORK`, `flush` or `show`. The reply has all routes that were added, as JSON.
         ChangeRoutes = 7,
-        /// Changes a neighbour of the device with the index `target`: `text` is `add ADDRESS lladdr MAC` or
-        /// `del ADDRESS`.
+        /// Changes the neighbours of the device with the index `target`: `text` is `add ADDRESS lladdr MAC`,
+        /// `del ADDRESS` or `flush`.
         ChangeNeighbours = 8,
+        /// Changes the addresses of the device with the index `target`: `text` is `add ADDRESS/PREFIX`,
+        /// `del ADDRESS`, `flush` or `show`. The reply has the addresses, as JSON.
+        ChangeAddresses = 9,
     }
 }
 

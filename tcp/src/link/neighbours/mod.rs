@@ -470,6 +470,20 @@ impl Neighbours {
         }
     }
 
+    /// Removes all resolved entries, permanent ones included.
+    pub(crate) fn flush(&mut self) {
+        let resolved = |entry: &NeighbourEntry| entry.status.worth() != EvictionRank::Unresolved;
+        let entries = self.entries.iter();
+        let resolved: Vec<IpAddr> = entries
+            .filter(|(_, entry)| resolved(entry))
+            .map(|(address, _)| *address)
+            .collect();
+        for address in resolved {
+            self.remove(address);
+        }
+        self.new_generation();
+    }
+
     /// Returns whether an answer about `addr` is expected. Answers that were not are ignored.
     pub(crate) fn expects_answer(&self, addr: IpAddr) -> bool {
         self.entries.get(&addr).is_some_and(|entry| {
