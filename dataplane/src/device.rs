@@ -418,6 +418,7 @@ impl OpenDevice {
             is_gone: false,
             unserved_queues: 0,
             link_up: self.link.in_process || link.is_none_or(|status| status.up),
+            link_downs: 0,
             crc: self.config.mpa.crc != CrcSetting::Off,
             crc_required: self.config.mpa.crc == CrcSetting::Required,
             mpa_rev: *self.config.mpa.revision.get_ref(),

@@ -36,6 +36,8 @@ pub struct DeviceView {
     pub unserved_queues: u32,
     /// The link was up at the last poll.
     pub link_up: bool,
+    /// Number of times that the link went down.
+    pub link_downs: u64,
     /// The device was removed from the machine, or is unusable for another reason.
     pub is_gone: bool,
     /// Connections request CRC by default.

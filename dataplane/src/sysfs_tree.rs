@@ -285,17 +285,18 @@ impl SysfsTree {
 /// Counters of a device's port: the file, below the port's folder, and its value.
 pub struct PortCounters {
     device: String,
-    values: [(&'static str, u64); 11],
+    values: [(&'static str, u64); 17],
 }
 
 impl PortCounters {
-    /// Counters of a device of this name.
+    /// Counters of a device, of which `stats` are the sums over all workers.
     ///
     /// The names in `counters` are those of every RDMA driver of Linux, where `port_rcv_data` and
     /// `port_xmit_data` count units of four octets
-    /// (Documentation/ABI/stable/sysfs-class-infiniband). In `hw_counters`, `rcvd_pkts` and
-    /// `sent_pkts` are names of rxe, the others of irdma.
-    pub(crate) fn new(device: &str, stats: &PortStats) -> PortCounters {
+    /// (Documentation/ABI/stable/sysfs-class-infiniband), and the counters of unicast and multicast count
+    /// frames; multicast includes broadcast. In `hw_counters`, `rcvd_pkts`, `sent_pkts` and `link_downed`
+    /// are names of rxe, the others of irdma.
+    pub(crate) fn new(device: &DeviceView, stats: &PortStats) -> PortCounters {
         let tcp = &stats.tcp;
         let mib = |name| {
             let found = tcp.mib_counters().find(|(counter, _)| *counter == name);
@@ -303,7 +304,7 @@ impl PortCounters {
         };
         let errors = tcp.csum_errors + tcp.in_errs + tcp.bad_options + tcp.header_errors;
         PortCounters {
-            device: device.to_owned(),
+            device: device.name.clone(),
             values: [
                 ("counters/port_rcv_data", tcp.in_bytes / OCTETS_PER_UNIT),
                 ("counters/port_xmit_data", tcp.out_bytes / OCTETS_PER_UNIT),
@@ -311,6 +312,18 @@ impl PortCounters {
                 ("counters/port_xmit_packets", tcp.out_segs),
                 ("counters/port_rcv_errors", errors),
                 ("counters/port_xmit_discards", stats.frames_refused),
+                (
+                    "counters/unicast_rcv_packets",
+                    stats.frames_received.saturating_sub(tcp.group_frames_in),
+                ),
+                ("counters/multicast_rcv_packets", tcp.group_frames_in),
+                (
+                    "counters/unicast_xmit_packets",
+                    stats.frames_sent.saturating_sub(tcp.group_frames_out),
+                ),
+                ("counters/multicast_xmit_packets", tcp.group_frames_out),
+                ("counters/link_downed", device.link_downs),
+                ("hw_counters/link_downed", device.link_downs),
                 ("hw_counters/rcvd_pkts", stats.frames_received),
                 ("hw_counters/sent_pkts", stats.frames_sent),
                 ("hw_counters/tcpInSegs", tcp.in_segs),

@@ -93,7 +93,7 @@ impl CounterFiles {
         };
         let ports = devices.iter().enumerate().map(|(number, device)| {
             let sum = sum_of_device(stats, number);
-            PortCounters::new(&device.name, &sum)
+            PortCounters::new(device, &sum)
         });
         match to_writer.try_send(ports.collect()) {
             Ok(()) | Err(TrySendError::Full(_)) => {}

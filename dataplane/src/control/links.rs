@@ -111,6 +111,7 @@ impl LinkMonitor {
         view.unserved_queues = state.unserved_queues;
         let is_other_speed = std::mem::replace(&mut view.link_mbps, state.mbps) != state.mbps;
         let has_changed = std::mem::replace(&mut view.link_up, state.is_up) != state.is_up;
+        view.link_downs += u64::from(has_changed && !state.is_up);
         if is_other_speed || has_changed {
             self.write_link_state(&context.devices.views[device]);
         }
@@ -149,6 +150,7 @@ impl LinkMonitor {
             monitored.queue_holders = Some(context.workers.worker_count());
         }
         let view = &mut context.devices.views[device];
+        view.link_downs += u64::from(view.link_up);
         (view.is_gone, view.link_up, view.link_mbps) = (true, false, 0);
         tracing::error!(device = %view.name, "{why}; its connections end, other devices continue");
         self.write_link_state(&context.devices.views[device]);

@@ -308,6 +308,7 @@ fn device_json(context: &Context, number: usize) -> serde_json::Value {
             (false, false) => "down",
         },
         "link_mbps": device.link_mbps,
+        "link_downs": device.link_downs,
         "unserved_queues": device.unserved_queues,
         "rx_frames": sum.frames_received,
         "tx_frames": sum.frames_sent,

@@ -279,6 +279,25 @@ fn counter_files_have_the_octets_that_were_sent_in_units_of_four() {
         let sent = tcp_counter(&daemon, "siw0", name);
         assert_eq!(counter(&daemon, "siw0", file), sent / factor, "{file}");
     }
+    // An end of the pair asks for the other's address by broadcast. The files may be of two updates.
+    let of = |device: &str, name: &str| counter(&daemon, device, &format!("counters/{name}"));
+    let start = std::time::Instant::now();
+    for (sender, receiver) in [("siw0", "siw1"), ("siw1", "siw0")] {
+        for kind in ["unicast", "multicast"] {
+            let (sent, received) = (
+                format!("{kind}_xmit_packets"),
+                format!("{kind}_rcv_packets"),
+            );
+            while of(sender, &sent) != of(receiver, &received) {
+                assert!(start.elapsed() < PATIENCE, "{kind} frames of {sender}");
+                std::thread::yield_now();
+            }
+        }
+        assert!(of(sender, "unicast_xmit_packets") > 0);
+        assert_eq!(of(sender, "link_downed"), 0);
+        assert_eq!(counter(&daemon, sender, "hw_counters/link_downed"), 0);
+    }
+    assert!(of("siw0", "multicast_xmit_packets") > 0);
     let received = 4 * counter(&daemon, "siw1", "counters/port_rcv_data");
     // The headers of FPDUs add a few percent.
     let expected = bytes as u64..bytes as u64 * 11 / 10;

@@ -413,4 +413,7 @@ fn a_link_that_goes_down_and_up_is_told_to_every_client() {
             assert_eq!(active(c), state == "up");
         }
     }
+    let statistics = clients[0].read_stats().unwrap();
+    let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
+    assert_eq!(statistics["total"][0]["link_downs"], 2, "{statistics}");
 }

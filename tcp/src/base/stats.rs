@@ -113,6 +113,10 @@ counters! {
     frames_in = "SiwFramesIn",
     /// Frames that the sink accepted.
     frames_out = "SiwFramesOut",
+    /// Broadcast and multicast frames received.
+    group_frames_in = "SiwGroupFramesIn",
+    /// Broadcast and multicast frames sent.
+    group_frames_out = "SiwGroupFramesOut",
     /// TCP segments received.
     in_segs = "TcpInSegs",
     /// TCP segments sent, retransmissions included.

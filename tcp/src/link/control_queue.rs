@@ -141,6 +141,7 @@ impl ControlQueue {
             self.recycle(frame);
             return;
         }
+        stats.group_frames_out += u64::from(frame[0] & 1);
         let meta = FrameMeta {
             l2_len: self.ethernet_header_len() as u8,
             l3_len,

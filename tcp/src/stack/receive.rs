@@ -357,6 +357,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn receive_copy(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
         self.shared.now = now;
         let mut origin = FrameOrigin::default();
+        let group_frames = self.shared.stats.group_frames_in;
         let what = frame::classify_frame(
             &self.link_filter(),
             &mut frame,
@@ -364,6 +365,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             &mut origin,
             &mut self.shared.stats,
         );
+        // The other worker has counted it.
+        self.shared.stats.group_frames_in = group_frames;
         if let Some(what) = what {
             self.shared.control_queue.silent = true;
             self.on_other_frame(now, what, frame, origin);

@@ -211,6 +211,7 @@ pub(crate) fn classify_frame<B: RecvBuf>(
         return None;
     }
     let multicast = frame[0] & 1 != 0;
+    stats.group_frames_in += u64::from(multicast);
     origin.stripped = l2 as u16;
     match ethertype {
         ETHERTYPE_IPV4 => parse_ipv4(buffer, origin, checksum, multicast, stats),

@@ -214,7 +214,7 @@ const WORKER: [(&str, &str, Kind, &str); 17] = [
 ];
 
 /// Counters of a device in addition to those of TCP.
-const DEVICE: [(&str, &str, &str); 5] = [
+const DEVICE: [(&str, &str, &str); 6] = [
     (
         "rx_frames",
         "receive_frames",
@@ -234,6 +234,11 @@ const DEVICE: [(&str, &str, &str); 5] = [
         "tx_refused",
         "transmit_refused_frames",
         "Frames dropped because the port can never send them",
+    ),
+    (
+        "link_downs",
+        "link_downs",
+        "Number of times that the link went down",
     ),
     (
         "tx_lost",
