@@ -13,6 +13,7 @@ use super::resources::{Client, Resources};
 use crate::datapath::loss::{CONFIGURED_LOSS, MEANING_OF_LOSS};
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::drop_reasons::DropCounts;
+use crate::worker::histogram::Histogram;
 use crate::worker::messages::{Command, WorkerStats};
 
 /// Rows of clients or users written to an operator's statistics in one turn.
@@ -292,7 +293,18 @@ fn worker_json(context: &Context, worker: &WorkerStats) -> serde_json::Value {
         "receive_wait_timeouts": worker.receive_wait_timeouts,
         "buffers": worker.buffers,
         "buffers_free": worker.buffers_free,
+        "message_bytes": histogram_json(&worker.messages),
+        "round_trip_ns": histogram_json(&worker.round_trips),
         "devices": devices,
+    })
+}
+
+/// Number of values up to each bound, and above the last one.
+fn histogram_json<const FIRST: u32>(histogram: &Histogram<FIRST>) -> serde_json::Value {
+    serde_json::json!({
+        "bounds": Histogram::<FIRST>::bounds(),
+        "counts": histogram.counts(),
+        "sum": histogram.sum(),
     })
 }
 

@@ -25,6 +25,7 @@ use super::conn_owner::ConnOwner;
 use super::context::{QpView, WorkerContext};
 use super::deadlines::Deadlines;
 use super::drop_reasons::DropCounts;
+use super::histogram::{MessageLengths, RoundTripTimes};
 use super::lifecycle_state::LifecycleState;
 use super::listener_options::PortListeners;
 use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
@@ -61,6 +62,10 @@ pub(super) struct Connections {
     /// FPDUs placed out of order.
     pub(super) placed_out_of_order: u64,
     pub(super) receive_waits: ReceiveWaits,
+    /// Lengths of the messages handed to TCP: of SENDs, WRITEs and responses to READs.
+    pub(super) messages: MessageLengths,
+    /// Smoothed round-trip times, one for each burst with acknowledgements.
+    pub(super) round_trips: RoundTripTimes,
     /// Refused and lost connections by reason.
     pub(super) drops: DropCounts,
     /// Counters at the last step of a trace, while one runs.

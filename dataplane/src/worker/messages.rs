@@ -13,6 +13,7 @@ use siw_tcp::IpCidr;
 
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::drop_reasons::DropCounts;
+use super::histogram::{MessageLengths, RoundTripTimes};
 use super::shared_receive_queues::WorkerSrq;
 use super::slots::PendingSlot;
 use crate::frame_taps::FrameTaps;
@@ -728,6 +729,10 @@ pub struct WorkerStats {
     pub receive_waits: u64,
     /// Messages that waited longer than `receive_wait_ms`.
     pub receive_wait_timeouts: u64,
+    /// Lengths of the messages handed to TCP.
+    pub messages: MessageLengths,
+    /// Smoothed round-trip times, one for each burst with acknowledgements.
+    pub round_trips: RoundTripTimes,
     /// Refused and lost connections by reason.
     pub drops: DropCounts,
     /// Counters of each device's port.

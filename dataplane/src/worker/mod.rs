@@ -40,6 +40,7 @@ mod deadlines;
 pub mod drop_reasons;
 mod ext_bufs;
 mod fpdu_writer;
+pub mod histogram;
 mod lifecycle;
 mod lifecycle_state;
 mod listen;
@@ -87,6 +88,7 @@ use connections::{Connections, ReceiveWaits};
 use context::WorkerContext;
 use deadlines::Deadlines;
 use drop_reasons::DropCounts;
+use histogram::{MessageLengths, RoundTripTimes};
 use listener_options::PortListeners;
 use messages::Event;
 use parked::Wait;
@@ -181,6 +183,8 @@ impl Worker {
             cache: MbufCache::new(&config.pool),
             placed_out_of_order: 0,
             receive_waits: ReceiveWaits::default(),
+            messages: MessageLengths::default(),
+            round_trips: RoundTripTimes::default(),
             drops: DropCounts::default(),
             traced: None,
             outgoing_events: VecDeque::new(),

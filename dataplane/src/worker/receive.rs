@@ -82,14 +82,23 @@ impl Connections {
     /// Passes TCP's events of a port to the owners of the connections. Returns true if there were any.
     #[inline]
     pub(super) fn handle_events(&mut self, now: Instant, port: usize) -> bool {
-        let mut any = false;
+        let (mut any, mut acknowledged) = (false, None);
         if self.ports[port].stack.has_port_mapper_events() {
             self.serve_port_mapper(now, port);
         }
         while let Some((conn, user, events)) = self.ports[port].stack.next_event() {
             any = true;
+            if events.contains(Events::ACKED) {
+                acknowledged = Some(conn);
+            }
             self.prefetch_event(port);
             self.on_tcp_event(now, port, conn, ConnOwner::from(user), events);
+        }
+        // One sample for each burst costs next to nothing, and busy connections have the most.
+        if let Some(conn) = acknowledged
+            && let Some(time) = self.ports[port].stack.smoothed_round_trip(conn)
+        {
+            self.round_trips.add(time, 1);
         }
         any
     }

@@ -119,8 +119,12 @@ impl Connections {
         let mut view = self.context.for_rings(&mut queue_pair.rings);
         let room = port.stack.send_room(conn);
         let protocol = &mut queue_pair.protocol;
+        let messages = &mut self.messages;
         let has_more = port.stack.push_records(conn, |records| {
-            protocol.next_records(&mut view, room, THRESHOLDS.fpdus_per_turn, |run| {
+            protocol.next_records(&mut view, room, THRESHOLDS.fpdus_per_turn, |run, ended| {
+                if let Some(len) = ended {
+                    messages.add(len.into(), run.count().into());
+                }
                 let units = (run.unit_len(), run.count());
                 records.push_run(units, TxRecord::Fpdus(run), run.ends_messages());
             })
@@ -183,9 +187,12 @@ impl Connections {
             protocol.set_emss(len as u32);
             let next = protocol.next_record(view, len);
             protocol.set_emss(emss);
-            next
+            (next, protocol.take_ended_message())
         });
-        if let Some(Some(fpdu)) = next {
+        if let Some((Some(fpdu), ended)) = next {
+            if let Some(len) = ended {
+                self.messages.add(len.into(), 1);
+            }
             let push = fpdu.record.is_last;
             let record = TxRecord::Fpdus(fpdu.record.into());
             let stack = &mut self.ports[port].stack;

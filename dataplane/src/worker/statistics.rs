@@ -88,6 +88,8 @@ impl Worker {
             placed_out_of_order: self.connections.placed_out_of_order,
             receive_waits: self.connections.receive_waits.begun,
             receive_wait_timeouts: self.connections.receive_waits.timed_out,
+            messages: self.connections.messages.clone(),
+            round_trips: self.connections.round_trips.clone(),
             drops: self.connections.drops.clone(),
             shared_lines: SharedLines {
                 request_slots: self.connections.context.request_slots,

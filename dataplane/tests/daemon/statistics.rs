@@ -1,6 +1,7 @@
 //! The counters of a running daemon as shown to users: `siwctl stat`, over its DPDK ring pair.
 
-use crate::common::{Daemon, client_program};
+use super::siwctl::shown;
+use crate::common::{Daemon, client_program, pair, ping};
 use serde_json::Value;
 use siw::{RecvWr, SendData, SendWr};
 use std::process::{Command, Stdio};
@@ -133,4 +134,88 @@ fn a_table_shows_what_is_not_zero_and_a_wrong_device_is_named() {
         !ok && err.contains("eth0") && err.contains("siw0, siw1"),
         "{err}"
     );
+}
+
+/// Messages are counted once whatever the number of their FPDUs, and READs by their responses.
+#[test]
+fn messages_and_round_trips_are_counted_by_size() {
+    let daemon = Daemon::loopback();
+    let len = 100_000;
+    let (a, b) = pair(&daemon, len);
+    for _ in 0..5 {
+        ping(&a, &b);
+    }
+    let whole = [a.mr.sge(0, len)];
+    let part = [a.mr.sge(0, 1000)];
+    for request in [
+        SendWr::write(1, SendData::Sges(&whole), b.mr.addr(), b.mr.rkey()),
+        SendWr::read(2, &part, b.mr.addr(), b.mr.rkey()),
+        SendWr::write_with_imm(3, SendData::Sges(&whole), b.mr.addr(), b.mr.rkey(), 7),
+    ] {
+        if request.wr_id == 3 {
+            b.qp.post_recv(&[RecvWr {
+                wr_id: 4,
+                sges: &[],
+            }])
+            .unwrap();
+        }
+        a.qp.post_send(&[request]).unwrap();
+        assert_eq!(a.wc().status, siw::WcStatus::SUCCESS);
+    }
+    let metrics = shown(&daemon, &["metrics"]);
+    let value = |name: &str| -> f64 {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name}: {metrics}"))
+            .trim()
+            .parse()
+            .unwrap()
+    };
+    let messages = |suffix: &str, le: &str| {
+        value(&format!(
+            "siwd_worker_message_bytes_{suffix}{{{le}worker=\"0\"}}"
+        ))
+    };
+    for (le, count) in [
+        ("512", 0.0),
+        ("1024", 1.0),
+        ("2048", 1.0),
+        ("4096", 6.0),
+        ("65536", 6.0),
+    ] {
+        assert_eq!(
+            messages("bucket", &format!("le=\"{le}.0\",")),
+            count,
+            "{le}"
+        );
+    }
+    assert_eq!(messages("bucket", "le=\"131072.0\","), 8.0);
+    assert_eq!(messages("bucket", "le=\"+Inf\","), 8.0);
+    assert_eq!(messages("count", ""), 8.0);
+    let sum = (5 * 4096 + 1000 + 2 * len) as f64;
+    assert_eq!(messages("sum", ""), sum);
+    // Each burst with acknowledgements has one sample. The sum is between the bounds of the buckets.
+    let round_trips = "siwd_worker_round_trip_seconds";
+    let count = value(&format!("{round_trips}_count{{worker=\"0\"}}"));
+    let sum = value(&format!("{round_trips}_sum{{worker=\"0\"}}"));
+    assert!(count >= 3.0, "{count}");
+    let buckets = metrics.lines().filter_map(|line| {
+        let rest = line.strip_prefix(&format!("{round_trips}_bucket{{le=\""))?;
+        let (le, rest) = rest.split_once('"')?;
+        let le = if le == "+Inf" {
+            3600.0
+        } else {
+            le.parse::<f64>().ok()?
+        };
+        Some((le, rest.rsplit(' ').next()?.parse::<f64>().ok()?))
+    });
+    let (mut least, mut most, mut before) = (0.0, 0.0, (0.0, 0.0));
+    for (le, cumulative) in buckets {
+        let here = cumulative - before.1;
+        assert!(here >= 0.0, "{metrics}");
+        least += here * before.0;
+        most += here * le;
+        before = (le, cumulative);
+    }
+    assert_eq!(before.1, count);
+    assert!(least <= sum && sum <= most, "{least} <= {sum} <= {most}");
 }

@@ -52,14 +52,15 @@ impl QueuePair {
     }
 
     /// Passes up to `most` FPDUs to `push`, in the order of [`next_record`](Self::next_record), while
-    /// they fit into `room`. `true`: more could follow at once.
+    /// they fit into `room`. `push` also gets the length of the message that the run ends, or of each of the
+    /// messages; `None` if it ends none with payload. `true`: more could follow at once.
     #[inline(always)]
     pub fn next_records<E: QpEnv>(
         &mut self,
         env: &mut E,
         mut room: usize,
         most: u32,
-        mut push: impl FnMut(FpduRun),
+        mut push: impl FnMut(FpduRun, Option<u32>),
     ) -> bool {
         let mut left = most;
         let mut may_be_run = true;
@@ -83,7 +84,7 @@ impl QueuePair {
             };
             left -= u32::from(run.count());
             room = room.saturating_sub(run.unit_len() as usize * usize::from(run.count()));
-            push(run);
+            push(run, self.transmitter.take_ended());
         }
         false
     }
@@ -113,6 +114,11 @@ impl QueuePair {
             }
             _ => None,
         }
+    }
+
+    /// Returns the length of the message that the last [`next_record`](Self::next_record) ended.
+    pub fn take_ended_message(&mut self) -> Option<u32> {
+        self.transmitter.take_ended()
     }
 
     /// Returns and clears the yield flag: the last [`next_record`](Self::next_record) returned `None`

@@ -37,7 +37,12 @@ pub(crate) struct Transmitter {
     responses_ahead: i32,
     /// The last call sent nothing because its budget was used up, not because nothing was left to do.
     pub has_yielded: bool,
+    /// Octets of payload in the message that was ended last; [`NO_MESSAGE`] if the caller was told.
+    ended_len: u32,
 }
+
+/// No message has ended.
+const NO_MESSAGE: u32 = u32::MAX;
 
 impl Transmitter {
     /// The start of a stream; call [`set_emss`](Self::set_emss) next.
@@ -48,6 +53,7 @@ impl Transmitter {
             open_message: OpenMessage::None,
             responses_ahead: 0,
             has_yielded: false,
+            ended_len: NO_MESSAGE,
         }
     }
 
@@ -120,6 +126,14 @@ impl Transmitter {
     /// The last segment of a request with `len` octets of payload was handed to TCP.
     #[inline]
     pub fn end_request(&mut self, len: u32) {
+        self.ended_len = len;
+        self.end_bare_request(len);
+    }
+
+    /// The last segment of a request without payload of its own was handed to TCP: of a Read Request or an
+    /// atomic.
+    #[inline]
+    pub fn end_bare_request(&mut self, len: u32) {
         self.open_message = OpenMessage::None;
         self.responses_ahead = (self.responses_ahead - charge(len)).max(-MAX_LEAD);
     }
@@ -127,8 +141,16 @@ impl Transmitter {
     /// The last segment of a response with `len` octets of payload was handed to TCP.
     #[inline]
     pub fn end_response(&mut self, len: u32) {
+        self.ended_len = len;
         self.open_message = OpenMessage::None;
         self.responses_ahead = (self.responses_ahead + charge(len)).min(MAX_LEAD);
+    }
+
+    /// Octets of payload in the message that has ended since the last call.
+    #[inline]
+    pub fn take_ended(&mut self) -> Option<u32> {
+        let len = std::mem::replace(&mut self.ended_len, NO_MESSAGE);
+        (len != NO_MESSAGE).then_some(len)
     }
 }
 

@@ -293,7 +293,7 @@ impl End {
     pub fn pull_runs(&mut self, room: usize, most: u32) -> (Vec<FpduRun>, Vec<u8>) {
         let mut runs = Vec::new();
         let Self { qp, env, .. } = self;
-        qp.next_records(env, room, most, |run| runs.push(run));
+        qp.next_records(env, room, most, |run, _| runs.push(run));
         let mut bytes = Vec::new();
         for run in &runs {
             bytes.extend(

@@ -178,7 +178,7 @@ impl Host {
         let pushed = net.hosts[i].push_records(id, |records| {
             let mut borrowed = side.borrow_mut();
             let End { qp, env, .. } = &mut borrowed.end;
-            qp.next_records(env, room, u32::MAX, |run| {
+            qp.next_records(env, room, u32::MAX, |run, _| {
                 let record = Rec(TxRecord::Fpdus(run), side.clone());
                 records.push_run((run.unit_len(), run.count()), record, run.ends_messages());
             });

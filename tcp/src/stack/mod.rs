@@ -142,6 +142,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })
     }
 
+    /// Returns the smoothed round-trip time of a connection in nanoseconds (RFC 6298); `None` before the first
+    /// measurement.
+    #[inline]
+    pub fn smoothed_round_trip(&self, id: ConnId) -> Option<u64> {
+        let srtt = self.slots.owned(id)?.tcb.rtt.srtt;
+        (srtt > 0).then_some(srtt)
+    }
+
     /// Returns a snapshot of the connection; `None` for a stale id.
     pub fn tcp_info(&self, id: ConnId) -> Option<TcpInfo> {
         let conn = self.slots.owned(id)?;

@@ -39,14 +39,32 @@ struct Family {
     name: String,
     help: String,
     unit: Option<Unit>,
-    is_counter: bool,
-    samples: Vec<(Labels, f64)>,
+    kind: MetricType,
+    samples: Vec<(Labels, Sample)>,
+}
+
+/// Value of a sample.
+#[derive(Debug)]
+enum Sample {
+    Number(f64),
+    Histogram {
+        /// Upper bound and number of values of each bucket; the last bound is that of `f64`.
+        buckets: Vec<(f64, u64)>,
+        sum: f64,
+    },
 }
 
 impl Family {
     /// Encodes the value of a sample.
-    fn encode_value(&self, sample: &mut MetricEncoder, value: f64) -> fmt::Result {
-        if !self.is_counter {
+    fn encode_value(&self, sample: &mut MetricEncoder, value: &Sample) -> fmt::Result {
+        let value = match value {
+            Sample::Number(value) => *value,
+            Sample::Histogram { buckets, sum } => {
+                let count = buckets.iter().map(|(_, count)| count).sum();
+                return sample.encode_histogram::<NoLabelSet>(*sum, count, buckets, None);
+            }
+        };
+        if !matches!(self.kind, MetricType::Counter) {
             sample.encode_gauge(&value)
         } else if self.unit.is_some() {
             sample.encode_counter::<NoLabelSet, _, f64>(&value, None)
@@ -64,6 +82,11 @@ struct Families(Vec<Family>);
 impl Families {
     /// Adds a sample to the family with this name, which the first one makes.
     fn add(&mut self, name: &str, help: &str, kind: Kind, labels: Labels, value: f64) {
+        self.add_sample(name, help, kind, labels, Sample::Number(value));
+    }
+
+    /// Adds a sample of any type, as [`Self::add`] does.
+    fn add_sample(&mut self, name: &str, help: &str, kind: Kind, labels: Labels, value: Sample) {
         // The encoder writes label values as they are, and clients choose their names.
         let escape = |value: String| {
             let value = value.replace('\\', "\\\\").replace('"', "\\\"");
@@ -73,12 +96,14 @@ impl Families {
             .into_iter()
             .map(|(name, value)| (name, escape(value)));
         let labels = labels.collect();
-        let (unit, is_counter) = match kind {
-            Kind::Counter => (None, true),
-            Kind::Seconds => (Some(Unit::Seconds), true),
-            Kind::Gauge => (None, false),
-            Kind::GaugeSeconds => (Some(Unit::Seconds), false),
-            Kind::GaugeBytes => (Some(Unit::Bytes), false),
+        let (unit, kind) = match kind {
+            Kind::Counter => (None, MetricType::Counter),
+            Kind::Seconds => (Some(Unit::Seconds), MetricType::Counter),
+            Kind::Gauge => (None, MetricType::Gauge),
+            Kind::GaugeSeconds => (Some(Unit::Seconds), MetricType::Gauge),
+            Kind::GaugeBytes => (Some(Unit::Bytes), MetricType::Gauge),
+            Kind::HistogramSeconds => (Some(Unit::Seconds), MetricType::Histogram),
+            Kind::HistogramBytes => (Some(Unit::Bytes), MetricType::Histogram),
         };
         let found = self.0.iter().position(|family| family.name == name);
         let place = found.unwrap_or_else(|| {
@@ -86,7 +111,7 @@ impl Families {
                 name: name.to_owned(),
                 help: help.to_owned(),
                 unit,
-                is_counter,
+                kind,
                 samples: Vec::new(),
             });
             self.0.len() - 1
@@ -104,22 +129,21 @@ enum Kind {
     Gauge,
     GaugeSeconds,
     GaugeBytes,
+    HistogramSeconds,
+    HistogramBytes,
 }
 
 impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         for family in &self.0 {
-            let kind = match family.is_counter {
-                true => MetricType::Counter,
-                false => MetricType::Gauge,
-            };
             let unit = family.unit.as_ref();
-            let mut metric = encoder.encode_descriptor(&family.name, &family.help, unit, kind)?;
+            let mut metric =
+                encoder.encode_descriptor(&family.name, &family.help, unit, family.kind)?;
             for (labels, value) in &family.samples {
                 if labels.is_empty() {
-                    family.encode_value(&mut metric, *value)?;
+                    family.encode_value(&mut metric, value)?;
                 } else {
-                    family.encode_value(&mut metric.encode_family(labels)?, *value)?;
+                    family.encode_value(&mut metric.encode_family(labels)?, value)?;
                 }
             }
         }
@@ -212,6 +236,36 @@ const WORKER: [(&str, &str, Kind, &str); 17] = [
         "Free packet buffers",
     ),
 ];
+
+/// Distributions of a worker in the statistics, with the names of their metrics and the divisor to their unit.
+const WORKER_HISTOGRAMS: [(&str, &str, Kind, f64, &str); 2] = [
+    (
+        "message_bytes",
+        "message",
+        Kind::HistogramBytes,
+        1.0,
+        "Lengths of messages sent: SENDs, WRITEs and responses to READs",
+    ),
+    (
+        "round_trip_ns",
+        "round_trip",
+        Kind::HistogramSeconds,
+        1e9,
+        "Smoothed round-trip times of connections, one sample for each burst with acknowledgements",
+    ),
+];
+
+/// A distribution of the statistics, whose values are divided by `scale`; `None` from an older siwd.
+fn histogram_sample(histogram: &Value, scale: f64) -> Option<Sample> {
+    let bounds = histogram["bounds"].as_array()?.iter();
+    let bounds = bounds.map(|bound| bound.as_f64().unwrap_or(0.0) / scale);
+    let counts = histogram["counts"].as_array()?.iter();
+    let counts = counts.map(|count| count.as_u64().unwrap_or(0));
+    Some(Sample::Histogram {
+        buckets: bounds.chain([f64::MAX]).zip(counts).collect(),
+        sum: histogram["sum"].as_f64()? / scale,
+    })
+}
 
 /// Counters of a device in addition to those of TCP.
 const DEVICE: [(&str, &str, &str); 6] = [
@@ -360,6 +414,11 @@ fn families(stats: &Value, most_clients: usize) -> Families {
         for (key, name, kind, help) in WORKER {
             let value = worker[key].as_f64().unwrap_or(0.0);
             all.add(&format!("worker_{name}"), help, kind, labels(), value);
+        }
+        for (key, name, kind, scale, help) in WORKER_HISTOGRAMS {
+            if let Some(sample) = histogram_sample(&worker[key], scale) {
+                all.add_sample(&format!("worker_{name}"), help, kind, labels(), sample);
+            }
         }
     }
     for row in rows(stats, "drops") {
@@ -609,7 +668,11 @@ mod tests {
                 "tx_linearized": 0, "tx_refused": 0,
                 "mib": { "TcpCurrEstab": 2, "TcpRetransSegs": 5 },
             }],
-            "workers": [{ "cpu_ns": 1_500_000_000u64, "completions": 12 }],
+            "workers": [{
+                "cpu_ns": 1_500_000_000u64, "completions": 12,
+                "message_bytes": { "bounds": [64, 128], "counts": [3, 0, 2], "sum": 500 },
+                "round_trip_ns": { "bounds": [4096, 8192], "counts": [0, 1, 0], "sum": 5000 },
+            }],
             "clients": [{ "id": 1, "pid": 2, "user": 3, "name": "x", "memory_bytes": 4096 }],
             "users": { "3": { "connections": 2 } },
             "control": { "longest_ns": { "RegMr": 250_000 } },
@@ -632,6 +695,13 @@ mod tests {
             "# UNIT siwd_worker_cpu_seconds seconds",
             "siwd_worker_cpu_seconds_total{worker=\"0\"} 1.5",
             "siwd_worker_completions_total{worker=\"0\"} 12",
+            "# TYPE siwd_worker_message_bytes histogram",
+            "siwd_worker_message_bytes_sum{worker=\"0\"} 500.0",
+            "siwd_worker_message_bytes_count{worker=\"0\"} 5",
+            "siwd_worker_message_bytes_bucket{le=\"64.0\",worker=\"0\"} 3",
+            "siwd_worker_message_bytes_bucket{le=\"128.0\",worker=\"0\"} 3",
+            "siwd_worker_message_bytes_bucket{le=\"+Inf\",worker=\"0\"} 5",
+            "siwd_worker_round_trip_seconds_bucket{le=\"8.192e-6\",worker=\"0\"} 1",
             "siwd_clients 1.0",
             "siwd_user_resources{user=\"3\",resource=\"connections\"} 2.0",
             "siwd_control_longest_turn_seconds{work=\"RegMr\"} 0.00025",

@@ -45,7 +45,7 @@ impl Requester {
             atomic_id: Some(id),
         });
         self.current = None;
-        tx.end_request(0);
+        tx.end_bare_request(0);
         let segment = FpduSegment::whole_message(FpduKind::Request, slot, ulpdu_len);
         Some(tx.push_fpdu(segment, wire_len))
     }

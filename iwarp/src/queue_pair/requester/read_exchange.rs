@@ -53,7 +53,7 @@ impl Requester {
             self.current = None;
         }
         // Each Read Request is a separate message: responses may be sent between them.
-        tx.end_request(0);
+        tx.end_bare_request(0);
         let segment = FpduSegment {
             kind: FpduKind::Request,
             is_last,
