@@ -126,15 +126,15 @@ const SHORT: usize = if crc_streams::MIN_LEN < FOLD_FROM {
 };
 
 /// AVX-512 folding, and SSE4.2 for short buffers.
-const FOLD: u8 = 1;
+pub(crate) const FOLD: u8 = 1;
 /// SSE4.2 in three streams, and alone for short buffers.
-const INSTRUCTIONS: u8 = 2;
+pub(crate) const INSTRUCTIONS: u8 = 2;
 /// crc-fast.
 const PORTABLE: u8 = 3;
 
 /// The kernel to use; cached, because it is needed for each FPDU.
 #[inline]
-fn chosen_kernel() -> u8 {
+pub(crate) fn chosen_kernel() -> u8 {
     static ANSWER: AtomicU8 = AtomicU8::new(0);
     match ANSWER.load(Ordering::Relaxed) {
         0 => {

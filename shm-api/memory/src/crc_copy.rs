@@ -5,12 +5,10 @@
 //! once: the stored bytes and the CRC come from the same load, or the CRC is computed over the
 //! private copy. This is also faster than two passes, since the bytes pass through the cache once.
 
-use crate::crc;
-#[cfg(target_arch = "x86_64")]
 use crate::crc_fold::{self, LINE_LEN};
+use crate::{crc, crc_streams};
 use siw_shm::shared_memory::copy_bytes;
 use siw_shm::{OutOfBounds, SharedMemory};
-#[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -44,7 +42,7 @@ pub fn read_between_with_crc(
     bytes: &mut [u8],
     place: Range<usize>,
 ) -> Result<u32, OutOfBounds> {
-    if place.len() < crc_fold::MIN_LEN || !crc_fold::is_available() {
+    if !has_single_pass(place.len()) {
         region.read(offset, &mut bytes[place])?;
         return Ok(crc::crc32c(bytes));
     }
@@ -54,6 +52,17 @@ pub fn read_between_with_crc(
     Ok(crc::crc32c_append(crc, &bytes[end..]))
 }
 
+/// Returns whether a copy of `len` bytes and its CRC are faster in a single pass than in two, by the
+/// kernel of this processor.
+#[inline]
+fn has_single_pass(len: usize) -> bool {
+    match crc::chosen_kernel() {
+        crc::FOLD => len >= crc_fold::MIN_LEN,
+        crc::INSTRUCTIONS => len >= crc_streams::MIN_COPY,
+        _ => false,
+    }
+}
+
 /// Copies `dst.len()` bytes at `src` into `dst`, and continues `crc` over them.
 ///
 /// # Safety
@@ -61,10 +70,14 @@ pub fn read_between_with_crc(
 /// `src` is valid for reads of `dst.len()` bytes and does not overlap `dst`.
 #[inline]
 unsafe fn copy_with_crc(src: *const u8, dst: &mut [u8], crc: u32) -> u32 {
-    #[cfg(target_arch = "x86_64")]
-    if dst.len() >= crc_fold::MIN_LEN && crc_fold::is_available() {
-        // SAFETY: the processor has the required features; the rest is the caller's promise.
-        return unsafe { copy_with_crc_avx512(src, dst, crc) };
+    if has_single_pass(dst.len()) {
+        return match crc::chosen_kernel() {
+            // SAFETY: the processor has the features of the chosen kernel; the rest is the caller's
+            // promise.
+            crc::FOLD => unsafe { copy_with_crc_avx512(src, dst, crc) },
+            // SAFETY: as before.
+            _ => unsafe { crc_streams::copy_in_parts(crc, src, dst.as_mut_ptr(), dst.len()) },
+        };
     }
     // SAFETY: the caller's promise.
     unsafe { copy_bytes(src, dst.as_mut_ptr(), dst.len()) };
@@ -75,7 +88,6 @@ unsafe fn copy_with_crc(src: *const u8, dst: &mut [u8], crc: u32) -> u32 {
 ///
 /// Same as for [`copy_with_crc`]; in addition, `dst` has at least [`crc_fold::MIN_LEN`] bytes, and
 /// [`crc_fold::is_available`] returned true.
-#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq,sse4.2")]
 unsafe fn copy_with_crc_avx512(src: *const u8, dst: &mut [u8], crc: u32) -> u32 {
     let len = dst.len();
@@ -144,6 +156,14 @@ mod tests {
                 // SAFETY: `len` bytes are readable.
                 let got = unsafe { copy_with_crc(own.as_ptr(), &mut dst[1..=len], crc) };
                 assert_eq!(got, ::crc32c::crc32c_append(crc, &own), "{len}");
+                if crc_streams::is_available() {
+                    // The kernel of other processors too.
+                    dst[1..=len].fill(0);
+                    let to = dst[1..=len].as_mut_ptr();
+                    // SAFETY: as before, and both have `len` bytes.
+                    let streams = unsafe { crc_streams::copy_in_parts(crc, own.as_ptr(), to, len) };
+                    assert_eq!(streams, got, "{len}");
+                }
                 assert!(dst[1..=len] == own[..], "{len}");
                 assert_eq!((dst[0], dst[len + 1]), (0xaa, 0xaa), "{len}");
             }
