@@ -141,11 +141,11 @@ fn all_work() -> Vec<(String, PieceWork)> {
             }),
         ),
     ];
-    let crates = [(
-        "crc32c crate",
-        crc32c::crc32c_append as fn(u32, &[u8]) -> u32,
-    )];
-    for (name, append) in crc::available_implementations().into_iter().chain(crates) {
+    let others = [
+        ("as chosen", crc::crc32c_append as fn(u32, &[u8]) -> u32),
+        ("crc32c crate", crc32c::crc32c_append),
+    ];
+    for (name, append) in crc::available_implementations().into_iter().chain(others) {
         all.push((
             format!("CRC32c, {name}"),
             Box::new(move |_, _, to| {
