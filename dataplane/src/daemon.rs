@@ -14,6 +14,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use siw_memory::KeyTable;
+use siw_seccomp::Confinement;
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::{SharedMemory, WorkerPage};
 
@@ -25,7 +26,7 @@ use crate::control::links::WatchedPort;
 use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
 use crate::control::reload::Configuration;
 use crate::control::socket::BoundSocket;
-use crate::control::{ControlParts, ControlThread, MapArena};
+use crate::control::{ControlParts, ControlThread, MapArena, log_refused_calls};
 use crate::datapath::inbox::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
 use crate::frame_taps::FrameTaps;
@@ -106,7 +107,19 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
     // Measured here once, rather than at a worker's first FPDU.
     let method = siw_memory::crc::crc32c_method();
     tracing::debug!(method, "CRC32c");
-    let threads = start_workers(&prepared, &dpdk, &mut devices, capture.as_ref(), &channels)?;
+    let confinement = config
+        .workers
+        .confine
+        .then(|| install_confinement(&channels))
+        .transpose()?;
+    let threads = start_workers(
+        &prepared,
+        &dpdk,
+        &mut devices,
+        capture.as_ref(),
+        &channels,
+        confinement,
+    )?;
     let watched_ports = watched_ports(&devices);
     let host_routes = follow_routes(&devices)?;
     let host_threads = start_host_threads(&prepared, &dpdk, &mut devices, &channels)?;
@@ -161,6 +174,7 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
             tracing::error!("a worker failed");
         }
     }
+    log_refused_calls();
     drop(host_threads);
     control.let_clients_go();
     drop(control);
@@ -241,6 +255,16 @@ impl WorkerChannels {
     }
 }
 
+/// Installs the handler of system calls that workers may not make; it wakes the control thread.
+fn install_confinement(channels: &WorkerChannels) -> Result<Confinement, StartError> {
+    let wake = channels.control_wake.try_clone();
+    wake.and_then(Confinement::install)
+        .map_err(|source| StartError::Os {
+            what: "the handler of refused system calls cannot be installed",
+            source,
+        })
+}
+
 /// Starts a thread for each core, with its queues of every device.
 fn start_workers(
     prepared: &Prepared,
@@ -248,6 +272,7 @@ fn start_workers(
     devices: &mut [OpenDevice],
     capture: Option<&Capture>,
     channels: &WorkerChannels,
+    confinement: Option<Confinement>,
 ) -> Result<Vec<JoinHandle<()>>, StartError> {
     let config = &prepared.config;
     let stack_config = SharedStackConfig::generate_secrets(
@@ -293,7 +318,7 @@ fn start_workers(
             mailbox: channels.mailboxes[index].clone(),
             inboxes: inboxes.clone(),
         };
-        threads.push(start_worker(&dpdk.eal, worker)?);
+        threads.push(start_worker(&dpdk.eal, worker, confinement)?);
     }
     Ok(threads)
 }
@@ -395,7 +420,11 @@ fn new_event_fd() -> Result<OwnedFd, StartError> {
 }
 
 /// Starts one worker's thread; returns when the worker runs, or could not be built.
-fn start_worker(eal: &Eal, config: WorkerConfig) -> Result<JoinHandle<()>, StartError> {
+fn start_worker(
+    eal: &Eal,
+    config: WorkerConfig,
+    confinement: Option<Confinement>,
+) -> Result<JoinHandle<()>, StartError> {
     let (report, outcome) = mpsc::channel::<Result<(), StartError>>();
     let eal = eal.clone();
     let core = config.core;
@@ -406,6 +435,13 @@ fn start_worker(eal: &Eal, config: WorkerConfig) -> Result<JoinHandle<()>, Start
                 host::pin_thread_to(core)?;
                 let registered = eal.register_thread()?;
                 let worker = Worker::new(config).map_err(StartError::Device)?;
+                if let Some(confinement) = confinement {
+                    confinement.confine_thread().map_err(|error| {
+                        StartError::Device(format!(
+                            "{error}; [workers] confine = false leaves them as they are"
+                        ))
+                    })?;
+                }
                 Ok((registered, worker))
             })();
             match started {
@@ -485,6 +521,7 @@ fn settings_json(
         "idle": workers.idle,
         "spin_us": workers.spin_us,
         "resume_latency_us": workers.resume_latency_us,
+        "confine": workers.confine,
         "hugepages": hugepages,
         "dpdk": Eal::version(),
         "devices": devices,

@@ -35,6 +35,8 @@ pub struct WorkersConfig {
     /// Maximum exit latency, in microseconds, of the idle states of the workers' cores while siwd
     /// runs. 0: the cores do not halt; absent: the kernel's setting.
     pub resume_latency_us: Option<u32>,
+    /// Restricts the system calls of workers.
+    pub confine: bool,
 }
 
 impl Default for WorkersConfig {
@@ -44,6 +46,7 @@ impl Default for WorkersConfig {
             idle: IdlePolicy::Adaptive,
             spin_us: 50,
             resume_latency_us: None,
+            confine: true,
         }
     }
 }

@@ -292,6 +292,7 @@ impl ControlThread {
             };
             self.context.times.begin_turn();
             self.end_faulty_clients();
+            log_refused_calls();
             for event in &events[..ready] {
                 match event.data() {
                     TOKEN_LISTENER => self.accept_clients(),
@@ -1084,6 +1085,17 @@ impl ControlThread {
             &self.memory.keys,
             &budget,
             waits,
+        );
+    }
+}
+
+/// Logs the system calls that workers were refused; each once.
+pub fn log_refused_calls() {
+    for call in siw_seccomp::take_refused_calls() {
+        tracing::error!(
+            call,
+            "a worker made a system call that it may not make, and got EPERM: please report this; \
+             [workers] confine = false permits all"
         );
     }
 }

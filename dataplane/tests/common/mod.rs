@@ -185,10 +185,11 @@ impl Daemon {
     pub fn stop(mut self) -> ExitStatus {
         self.signal(nix::sys::signal::Signal::SIGTERM);
         let how = wait(&mut self.child);
+        let said = self.logged.recv_timeout(PATIENCE).unwrap_or_default();
         if !how.success() {
-            let said = self.logged.recv_timeout(PATIENCE).unwrap_or_default();
             println!("siwd ended with {how}; it said: {said}");
         }
+        check_system_calls(&said);
         how
     }
 
@@ -196,8 +197,18 @@ impl Daemon {
     pub fn stop_and_read_log(mut self) -> String {
         self.signal(nix::sys::signal::Signal::SIGTERM);
         wait(&mut self.child);
-        self.logged.recv_timeout(PATIENCE).unwrap()
+        let said = self.logged.recv_timeout(PATIENCE).unwrap();
+        check_system_calls(&said);
+        said
     }
+}
+
+/// Workers are confined by default: a link or a driver that needs more system calls shows here.
+fn check_system_calls(log: &str) {
+    assert!(
+        !log.contains("system call that it may not make"),
+        "{log}"
+    );
 }
 
 /// See [`Daemon::pause`].

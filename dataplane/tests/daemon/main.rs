@@ -36,4 +36,5 @@ mod trace;
 mod turn_times;
 mod user_shares;
 mod wake_descriptor;
+mod worker_filter;
 mod workers;
