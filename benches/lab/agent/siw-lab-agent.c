@@ -17,8 +17,11 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,10 +34,15 @@
 #define DEPTH 256
 #define ELEMENTS 4
 #define INLINE 64
+#define PAGE 4096
+/* Octets before and behind each region that have to stay as they are, and their value. */
+#define GUARD 64
+#define GUARD_OCTET 0xee
 
 struct region {
     char name[16];
-    unsigned char *memory;
+    /* The block is what was allocated; without one the memory is that of another region. */
+    unsigned char *block, *memory;
     size_t size;
     struct ibv_mr *mr;
     struct ibv_mw *mw; /* A window: its memory is that of another region. */
@@ -43,6 +51,7 @@ struct region {
 /* A stream of the lab. */
 struct stream {
     struct rdma_cm_id *request, *id;
+    struct ibv_pd *pd;
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
 };
@@ -52,15 +61,20 @@ static struct rdma_event_channel *channel;
 static struct rdma_cm_id *listener;
 static struct stream streams[2], *stream = streams;
 static struct ibv_pd *pd, *other_pd;
+static struct ibv_srq *shared;
 static struct region regions[REGIONS];
 static uint16_t listening;
+static void end_service(void);
 
 /* Answers. */
+
+/* The command has "try": a failure is an answer like any other, with "done":0. */
+static int is_tried;
 
 static void fail(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fprintf(answers, "{\"error\":\"");
+    fprintf(answers, is_tried ? "{\"ok\":true,\"done\":0,\"reason\":\"" : "{\"error\":\"");
     vfprintf(answers, format, arguments);
     fprintf(answers, "\"}\n");
     va_end(arguments);
@@ -71,7 +85,7 @@ static void failed(const char *what) { fail("%s: %s", what, strerror(errno)); }
 static void ok(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fprintf(answers, "{\"ok\":true");
+    fprintf(answers, is_tried ? "{\"ok\":true,\"done\":1" : "{\"ok\":true");
     vfprintf(answers, format, arguments);
     fprintf(answers, "}\n");
     va_end(arguments);
@@ -152,7 +166,7 @@ static void drop_regions(void) {
         }
     for (int at = 0; at < REGIONS; at++) {
         if (regions[at].mr) ibv_dereg_mr(regions[at].mr);
-        free(regions[at].memory);
+        free(regions[at].block);
         memset(&regions[at], 0, sizeof regions[at]);
     }
 }
@@ -170,6 +184,7 @@ static void forget(void) {
             rdma_destroy_qp(of->id);
         }
     }
+    end_service();
     drop_regions();
     /* An event has to be acknowledged before its id goes. */
     struct rdma_cm_event *event;
@@ -188,6 +203,8 @@ static void forget(void) {
         if (of->channel) ibv_destroy_comp_channel(of->channel);
     }
     memset(streams, 0, sizeof streams);
+    if (shared) ibv_destroy_srq(shared);
+    shared = NULL;
     if (other_pd) ibv_dealloc_pd(other_pd);
     if (pd) ibv_dealloc_pd(pd);
     pd = other_pd = NULL;
@@ -225,7 +242,19 @@ static void do_await(const char *line) {
     fail("no request within %d ms", ms);
 }
 
-static int make_queues(struct rdma_cm_id *of) {
+/* A protection domain: "" is that of the stream, "other" the second one. */
+static struct ibv_pd *domain_of(const char *name, struct ibv_context *verbs) {
+    struct ibv_pd **of = !strcmp(name, "other") ? &other_pd : &pd;
+    if (!*name && stream->pd) return stream->pd;
+    if (!*of) *of = ibv_alloc_pd(verbs);
+    return *of;
+}
+
+/* Makes the queues; the completion queue has `depth` entries, and with `shared` the receives are those of all streams. */
+static int make_queues(struct rdma_cm_id *of, const char *line) {
+    char domain[16];
+    text(line, "domain", domain, sizeof domain);
+    int depth = number(line, "depth", 4 * DEPTH), shares = number(line, "shared", 0);
     struct ibv_qp_init_attr wanted = {
         .cap = {.max_send_wr = DEPTH,
                 .max_recv_wr = DEPTH,
@@ -235,18 +264,21 @@ static int make_queues(struct rdma_cm_id *of) {
         .qp_type = IBV_QPT_RC,
         .sq_sig_all = 1,
     };
-    if (!pd) pd = ibv_alloc_pd(of->verbs);
+    stream->pd = domain_of(domain, of->verbs);
     stream->channel = ibv_create_comp_channel(of->verbs);
-    stream->cq = ibv_create_cq(of->verbs, 4 * DEPTH, NULL, stream->channel, 0);
-    if (!pd || !stream->channel || !stream->cq) return -1;
+    stream->cq = ibv_create_cq(of->verbs, depth, NULL, stream->channel, 0);
+    if (!stream->pd || !stream->channel || !stream->cq) return -1;
     wanted.send_cq = wanted.recv_cq = stream->cq;
-    return rdma_create_qp(of, pd, &wanted);
+    struct ibv_srq_init_attr receives = {.attr = {.max_wr = DEPTH, .max_sge = 1}};
+    if (shares && !shared && !(shared = ibv_create_srq(stream->pd, &receives))) return -1;
+    if (shares) wanted.srq = shared;
+    return rdma_create_qp(of, stream->pd, &wanted);
 }
 
 /* Makes the queue pair of the request, without accepting it yet: regions and receives come before. */
-static void do_prepare(void) {
+static void do_prepare(const char *line) {
     if (!stream->request) return fail("no request");
-    if (make_queues(stream->request)) return failed("rdma_create_qp");
+    if (make_queues(stream->request, line)) return failed("rdma_create_qp");
     stream->id = stream->request;
     stream->request = NULL;
     ok("");
@@ -309,7 +341,7 @@ static void do_call(const char *line) {
         return failed("rdma_resolve_addr");
     if (rdma_resolve_route(stream->id, 3000) || !next_is(RDMA_CM_EVENT_ROUTE_RESOLVED))
         return failed("rdma_resolve_route");
-    if (make_queues(stream->id)) return failed("rdma_create_qp");
+    if (make_queues(stream->id, line)) return failed("rdma_create_qp");
     ok("");
 }
 
@@ -358,28 +390,52 @@ static void do_fill(const char *line, struct region *region) {
     ok("");
 }
 
+static void tell_region(const struct region *region) {
+    ok(",\"stag\":%u,\"local\":%u,\"base\":%llu,\"size\":%zu", region->mw ? region->mw->rkey : region->mr->rkey,
+       region->mw ? 0 : region->mr->lkey, (unsigned long long)(uintptr_t)region->memory, region->size);
+}
+
+/* Registers memory that begins `lead` octets into a page, between two guards; or, with `region`, the memory of another
+ * region once more. `fixed` memory is not open for local writing either. */
 static void do_reg(const char *line) {
-    char name[16], domain[16];
+    char name[16], of[16], domain[16];
     text(line, "name", name, sizeof name);
+    text(line, "region", of, sizeof of);
     text(line, "domain", domain, sizeof domain);
+    struct region *region = free_region(), *source = *of ? find(of) : NULL;
     if (!stream->id || find(name)) return fail("no queue pair, or region %s exists", name);
-    struct region *region = free_region();
-    if (!region) return fail("too many regions");
-    if (!strcmp(domain, "other") && !other_pd && !(other_pd = ibv_alloc_pd(stream->id->verbs)))
-        return failed("ibv_alloc_pd");
-    int flags = IBV_ACCESS_LOCAL_WRITE | rights(line);
-    region->size = number(line, "size", 64);
-    if (posix_memalign((void **)&region->memory, 4096, region->size + 1)) return fail("no memory");
-    fill(line, region, 0);
-    region->mr = ibv_reg_mr(strcmp(domain, "other") ? pd : other_pd, region->memory, region->size, flags);
+    if (!region || (*of && !source)) return fail("too many regions, or no region %s", of);
+    struct ibv_pd *of_domain = domain_of(domain, stream->id->verbs);
+    if (!of_domain) return failed("ibv_alloc_pd");
+    region->size = source ? source->size : number(line, "size", 64);
+    size_t lead = number(line, "lead", 0);
+    if (source) {
+        region->memory = source->memory;
+    } else {
+        if (posix_memalign((void **)&region->block, PAGE, PAGE + lead + region->size + PAGE)) return fail("no memory");
+        region->memory = region->block + PAGE + lead;
+        memset(region->memory - GUARD, GUARD_OCTET, region->size + 2 * GUARD);
+        fill(line, region, 0);
+    }
+    int flags = rights(line) | (number(line, "fixed", 0) ? 0 : IBV_ACCESS_LOCAL_WRITE);
+    region->mr = ibv_reg_mr(of_domain, region->memory, region->size, flags);
     if (!region->mr) {
-        free(region->memory);
-        region->memory = NULL;
+        int reason = errno;
+        free(region->block);
+        memset(region, 0, sizeof *region);
+        errno = reason;
         return failed("ibv_reg_mr");
     }
     snprintf(region->name, sizeof region->name, "%s", name);
-    ok(",\"stag\":%u,\"base\":%llu,\"size\":%zu", region->mr->rkey, (unsigned long long)(uintptr_t)region->memory,
-       region->size);
+    tell_region(region);
+}
+
+/* Changes the rights of a region. */
+static void do_rereg(const char *line, struct region *region) {
+    int flags = IBV_ACCESS_LOCAL_WRITE | rights(line);
+    if (!region->mr || ibv_rereg_mr(region->mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, flags))
+        return failed("ibv_rereg_mr");
+    tell_region(region);
 }
 
 static void do_dereg(struct region *region) {
@@ -403,34 +459,84 @@ static int await_own(uint64_t own) {
     return 0;
 }
 
-/* Binds a window of type 2 to a part of a region by the stream's queue pair. */
+/* Binds a window, made by its first bind, of type 2 or `kind` to a part of a region by the stream's queue pair; without
+ * octets it unbinds it. */
 static void do_bind(const char *line) {
     char name[16], of[16];
     text(line, "name", name, sizeof name);
     text(line, "region", of, sizeof of);
-    struct region *region = find(of), *window = free_region();
-    if (!stream->id || !region || !region->mr || find(name) || !window)
-        return fail("no queue pair, no region %s, or window %s exists", of, name);
+    struct region *region = find(of), *window = find(name);
+    int kind = number(line, "kind", 2) == 1 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2;
+    if (!stream->id || !region || !region->mr) return fail("no queue pair, or no region %s", of);
+    if (!window) {
+        if (!(window = free_region())) return fail("too many regions");
+        if (!(window->mw = ibv_alloc_mw(stream->pd, kind))) return failed("ibv_alloc_mw");
+        snprintf(window->name, sizeof window->name, "%s", name);
+    }
     size_t at = number(line, "at", 0), size = number(line, "size", region->size - at);
-    if (!(window->mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2))) return failed("ibv_alloc_mw");
-    snprintf(window->name, sizeof window->name, "%s", name);
     window->memory = region->memory + at;
     window->size = size;
-    struct ibv_send_wr *bad, work = {.wr_id = UINT64_MAX, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED};
-    work.bind_mw.mw = window->mw;
-    work.bind_mw.rkey = ibv_inc_rkey(window->mw->rkey);
-    work.bind_mw.bind_info = (struct ibv_mw_bind_info){
+    struct ibv_mw_bind_info info = {
         .mr = region->mr, .addr = (uintptr_t)window->memory, .length = size, .mw_access_flags = rights(line)};
-    errno = ibv_post_send(stream->id->qp, &work, &bad);
-    if (errno) return failed("ibv_post_send");
+    struct ibv_send_wr *bad, work = {.wr_id = UINT64_MAX, .send_flags = IBV_SEND_SIGNALED};
+    uint32_t key = ibv_inc_rkey(window->mw->rkey);
+    if (kind == IBV_MW_TYPE_1) {
+        struct ibv_mw_bind bind = {.wr_id = UINT64_MAX, .send_flags = IBV_SEND_SIGNALED, .bind_info = info};
+        errno = ibv_bind_mw(stream->id->qp, window->mw, &bind);
+    } else if (size) {
+        work.opcode = IBV_WR_BIND_MW;
+        work.bind_mw.mw = window->mw;
+        work.bind_mw.rkey = key;
+        work.bind_mw.bind_info = info;
+        errno = ibv_post_send(stream->id->qp, &work, &bad);
+    } else {
+        work.opcode = IBV_WR_LOCAL_INV;
+        work.invalidate_rkey = window->mw->rkey;
+        errno = ibv_post_send(stream->id->qp, &work, &bad);
+    }
+    if (errno) return failed("bind");
     if (!await_own(UINT64_MAX)) return fail("the window is not bound");
-    ok(",\"stag\":%u,\"base\":%llu,\"size\":%zu", work.bind_mw.rkey, (unsigned long long)(uintptr_t)window->memory,
-       size);
+    if (kind == IBV_MW_TYPE_2 && size) window->mw->rkey = key;
+    tell_region(window);
+}
+
+/* Registers `count` regions, each freed before the next one unless `held`; tells their keys and the time it took. */
+static void do_keys(const char *line) {
+    static struct ibv_mr *all[1024];
+    uint64_t count = number(line, "count", 1), held = number(line, "held", 0), size = number(line, "size", PAGE);
+    unsigned char *memory;
+    struct timespec from, to;
+    if (!stream->id || (held && count > 1024)) return fail("no queue pair, or more than 1024 held");
+    if (posix_memalign((void **)&memory, PAGE, size)) return fail("no memory");
+    uint32_t *keys = calloc(count, sizeof *keys);
+    uint64_t done = 0;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    for (; keys && done < count; done++) {
+        struct ibv_mr *mr = ibv_reg_mr(stream->pd, memory, size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+        if (!mr) break;
+        keys[done] = mr->rkey;
+        if (held) all[done] = mr;
+        else ibv_dereg_mr(mr);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    for (uint64_t at = 0; held && at < done; at++) ibv_dereg_mr(all[at]);
+    free(memory);
+    if (done < count) {
+        free(keys);
+        return failed("ibv_reg_mr");
+    }
+    int64_t us = (to.tv_sec - from.tv_sec) * 1000000 + (to.tv_nsec - from.tv_nsec) / 1000;
+    fprintf(answers, "{\"ok\":true,\"us\":%lld,\"keys\":[", (long long)us);
+    for (uint64_t at = 0; at < done; at++) fprintf(answers, at ? ",%u" : "%u", keys[at]);
+    fprintf(answers, "]}\n");
+    free(keys);
 }
 
 static void do_peek(const char *line, struct region *region) {
-    size_t at = number(line, "at", 0), length = number(line, "size", region->size);
-    if (length > 1024 || at > region->size || length > region->size - at) return fail("outside of the region");
+    /* The guards may be looked at, too. */
+    int64_t at = number(line, "at", 0), length = number(line, "size", region->size);
+    if (length > 1024 || at < -GUARD || length < 0 || at + length > (int64_t)region->size + GUARD)
+        return fail("outside of the region");
     char data[2049];
     hex(region->memory + at, length, data);
     ok(",\"data\":\"%s\"", data);
@@ -472,7 +578,8 @@ static void do_post(const char *line, struct region *region) {
     if (!strcmp(op, "recv")) {
         struct ibv_recv_wr work = {.wr_id = number_of, .sg_list = places, .num_sge = count}, *bad;
         for (; times; times--, work.wr_id++, places[0].addr += stride)
-            if ((errno = ibv_post_recv(stream->id->qp, &work, &bad))) return failed("ibv_post_recv");
+            if ((errno = shared ? ibv_post_srq_recv(shared, &work, &bad) : ibv_post_recv(stream->id->qp, &work, &bad)))
+                return failed("ibv_post_recv");
         return ok("");
     }
     struct ibv_send_wr work = {.wr_id = number_of, .sg_list = places, .num_sge = count}, *bad;
@@ -537,6 +644,169 @@ static void do_poll(const char *line) {
        good ? "success" : done.status == IBV_WC_WR_FLUSH_ERR ? "flushed" : "error", good ? done.byte_len : 0, more);
 }
 
+/* Destroys the queue pair as it is, and everything that it used; tells the first object that could not go. */
+static void do_destroy(void) {
+    if (!stream->id || !stream->id->qp) return fail("no queue pair");
+    rdma_destroy_qp(stream->id);
+    if (stream->cq && (errno = ibv_destroy_cq(stream->cq))) return failed("ibv_destroy_cq");
+    stream->cq = NULL;
+    for (int at = 0; at < REGIONS; at++) {
+        if (regions[at].mr && (errno = ibv_dereg_mr(regions[at].mr))) return failed("ibv_dereg_mr");
+        regions[at].mr = NULL;
+    }
+    if (stream->pd && (errno = ibv_dealloc_pd(stream->pd))) return failed("ibv_dealloc_pd");
+    if (stream->pd == pd) pd = NULL;
+    else other_pd = NULL;
+    ok("");
+}
+
+/* Asks for an event when fewer than `at` shared receives are left. */
+static void do_limit(const char *line) {
+    struct ibv_srq_attr limit = {.srq_limit = number(line, "at", 1)};
+    if (!shared || (errno = ibv_modify_srq(shared, &limit, IBV_SRQ_LIMIT))) return failed("ibv_modify_srq");
+    ok("");
+}
+
+/* The next asynchronous event of the device within the time: "limit", another one's number, or "none". */
+static void do_async(const char *line) {
+    if (!stream->id) return fail("no queue pair");
+    struct pollfd ready = {.fd = stream->id->verbs->async_fd, .events = POLLIN};
+    struct ibv_async_event event;
+    if (poll(&ready, 1, number(line, "ms", 2000)) != 1 || ibv_get_async_event(stream->id->verbs, &event))
+        return ok(",\"event\":\"none\"");
+    int kind = event.event_type;
+    ibv_ack_async_event(&event);
+    if (kind == IBV_EVENT_SRQ_LIMIT_REACHED) return ok(",\"event\":\"limit\"");
+    ok(",\"event\":\"%d\"", kind);
+}
+
+/* Traffic. */
+
+/* Octet of a numbered message; the lab computes the same. */
+static unsigned char pattern(uint64_t round, size_t at) {
+    return at < 4 ? round >> (24 - 8 * at) : round * 31 + at * 7 + (at >> 8) * 13 + 5;
+}
+
+/* Of do_serve. The memory has a slot for each receive, and behind them one for each answer on its way. */
+static struct {
+    size_t size, depth;
+    uint64_t count, received, served, bad, stag, to;
+    int writes;
+    unsigned char *memory;
+    struct ibv_mr *mr;
+    unsigned busy[DEPTH];
+    const char *ended;
+} service;
+
+static void end_service(void) {
+    if (service.mr) ibv_dereg_mr(service.mr);
+    free(service.memory);
+    memset(&service, 0, sizeof service);
+}
+
+static struct ibv_sge slot_place(size_t slot) {
+    return (struct ibv_sge){
+        .addr = (uintptr_t)service.memory + slot * service.size,
+        .length = service.size,
+        .lkey = service.mr->lkey,
+    };
+}
+
+static int post_slot(size_t slot) {
+    struct ibv_sge place = slot_place(slot);
+    struct ibv_recv_wr work = {.wr_id = slot, .sg_list = &place, .num_sge = 1}, *bad;
+    return ibv_post_recv(stream->id->qp, &work, &bad);
+}
+
+/* Sends the message of an answer's slot back, after a Write of it. */
+static int answer(size_t slot) {
+    struct ibv_sge place = slot_place(service.depth + slot);
+    struct ibv_send_wr work = {.wr_id = DEPTH + slot, .sg_list = &place, .num_sge = 1}, *bad;
+    if (service.writes) {
+        work.opcode = IBV_WR_RDMA_WRITE;
+        work.wr.rdma.rkey = service.stag;
+        work.wr.rdma.remote_addr = service.to + service.served % service.depth * service.size;
+        if (ibv_post_send(stream->id->qp, &work, &bad)) return -1;
+        service.busy[slot]++;
+    }
+    work.opcode = IBV_WR_SEND;
+    if (ibv_post_send(stream->id->qp, &work, &bad)) return -1;
+    service.busy[slot]++;
+    return 0;
+}
+
+/* Takes a completion, of which it returns the slot of a received message; -1: none. */
+static int64_t next_message(void) {
+    struct ibv_wc done;
+    if (service.ended || ibv_poll_cq(stream->cq, 1, &done) != 1) return -1;
+    if (done.status != IBV_WC_SUCCESS) {
+        service.ended = ibv_wc_status_str(done.status);
+        return -1;
+    }
+    if (done.wr_id >= DEPTH) {
+        service.busy[done.wr_id - DEPTH]--;
+        return -1;
+    }
+    const unsigned char *message = service.memory + done.wr_id * service.size;
+    int bad = done.byte_len != service.size;
+    for (size_t at = 0; at < service.size && !bad; at++) bad = message[at] != pattern(service.received, at);
+    service.bad += bad;
+    service.received++;
+    return done.wr_id;
+}
+
+static int is_served(void) {
+    unsigned busy = 0;
+    for (size_t slot = 0; slot < 2 * service.depth; slot++) busy += service.busy[slot];
+    return service.ended || (service.served >= service.count && !busy);
+}
+
+/* Receives `count` numbered messages, verifies them and sends each back. Two answers: the first one once the receives
+ * are posted, the second one at the end. */
+static void do_serve(const char *line) {
+    if (!stream->id || !stream->id->qp || service.memory) return fail("no queue pair, or it was served already");
+    service.size = number(line, "size", 64);
+    service.depth = number(line, "depth", 4);
+    service.count = number(line, "count", 1);
+    service.stag = number(line, "stag", 0);
+    service.to = number(line, "to", 0);
+    service.writes = number(line, "writes", 1);
+    size_t octets = 3 * service.depth * service.size;
+    if (!octets || 4 * service.depth > DEPTH) return fail("size or depth out of range");
+    if (posix_memalign((void **)&service.memory, PAGE, octets)) return fail("no memory");
+    service.mr = ibv_reg_mr(stream->pd, service.memory, octets, IBV_ACCESS_LOCAL_WRITE);
+    if (!service.mr) return failed("ibv_reg_mr");
+    for (size_t slot = 0; slot < service.depth; slot++)
+        if ((errno = post_slot(slot))) return failed("ibv_post_recv");
+    ok("");
+    fflush(answers);
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    int64_t end = time.tv_sec * 1000 + number(line, "ms", 60000);
+    /* Received messages whose answer waits for a free slot, in order. */
+    size_t waiting[DEPTH], first = 0, count = 0;
+    while (!is_served() && time.tv_sec * 1000 < end) {
+        int64_t got = next_message();
+        if (got >= 0) waiting[(first + count++) % DEPTH] = got;
+        size_t slot = service.served % (2 * service.depth);
+        if (count && !service.busy[slot] && !service.ended) {
+            size_t from = waiting[first];
+            first = (first + 1) % DEPTH;
+            count--;
+            memcpy(service.memory + (service.depth + slot) * service.size, service.memory + from * service.size,
+                   service.size);
+            /* The receive is there again before the lab gets the answer and sends the next message. */
+            if (post_slot(from) || answer(slot)) service.ended = "posting failed";
+            service.served++;
+        } else if (got < 0) {
+            usleep(20);
+        }
+        clock_gettime(CLOCK_MONOTONIC, &time);
+    }
+    ok(",\"served\":%llu,\"bad\":%llu,\"ended\":\"%s\"", (unsigned long long)service.served,
+       (unsigned long long)service.bad, service.ended ? service.ended : is_served() ? "" : "time is over");
+}
+
 static void do_caps(void) {
     int count = 0;
     struct ibv_context **all = rdma_get_devices(&count);
@@ -548,15 +818,17 @@ static void do_caps(void) {
 static void obey(const char *line) {
     char what[16], name[16];
     text(line, "do", what, sizeof what);
+    is_tried = number(line, "try", 0);
     text(line, "name", name, sizeof name);
     stream = &streams[number(line, "on", 1) == 2];
     struct region *region = find(name);
-    int needs_region = !strcmp(what, "dereg") || !strcmp(what, "fill") || !strcmp(what, "peek") || !strcmp(what, "post");
+    int needs_region = !strcmp(what, "dereg") || !strcmp(what, "fill") || !strcmp(what, "peek") || !strcmp(what, "post") ||
+                       !strcmp(what, "rereg");
     if (needs_region && !region) return fail("no region %s", name);
     if (!strcmp(what, "caps")) return do_caps();
     if (!strcmp(what, "listen")) return do_listen(line);
     if (!strcmp(what, "await")) return do_await(line);
-    if (!strcmp(what, "prepare")) return do_prepare();
+    if (!strcmp(what, "prepare")) return do_prepare(line);
     if (!strcmp(what, "accept")) return do_accept(line);
     if (!strcmp(what, "reject")) return do_reject(line);
     if (!strcmp(what, "event")) return do_event(line);
@@ -579,31 +851,25 @@ static void obey(const char *line) {
         forget();
         return ok("");
     }
+    if (!strcmp(what, "rereg")) return do_rereg(line, region);
+    if (!strcmp(what, "keys")) return do_keys(line);
+    if (!strcmp(what, "destroy")) return do_destroy();
+    if (!strcmp(what, "limit")) return do_limit(line);
+    if (!strcmp(what, "async")) return do_async(line);
+    if (!strcmp(what, "serve")) return do_serve(line);
+    if (!strcmp(what, "kill")) raise(SIGKILL);
     fail("%s is unknown", what);
 }
 
-int main(int count, char **arguments) {
+/* Obeys the labs that connect, one after the other. */
+static int work(int server) {
     char line[LINE];
-    int one = 1;
-    if (count != 2 || atoi(arguments[1]) <= 0) {
-        fprintf(stderr, "usage: siw-lab-agent PORT\n");
-        return 2;
-    }
-    int server = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[1]))};
-    setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (server < 0 || bind(server, (struct sockaddr *)&any, sizeof any) || listen(server, 1)) {
-        fprintf(stderr, "siw-lab-agent: port %s: %s\n", arguments[1], strerror(errno));
-        return 1;
-    }
     channel = rdma_create_event_channel();
     if (!channel) {
         fprintf(stderr, "siw-lab-agent: rdma_create_event_channel: %s; is there an RDMA device?\n", strerror(errno));
         return 1;
     }
     fcntl(channel->fd, F_SETFL, O_NONBLOCK);
-    printf("READY\n");
-    fflush(stdout);
     for (;;) {
         int lab = accept(server, NULL, NULL);
         if (lab < 0) continue;
@@ -616,5 +882,33 @@ int main(int count, char **arguments) {
         fclose(commands);
         fclose(answers);
         forget();
+    }
+}
+
+int main(int count, char **arguments) {
+    int one = 1;
+    if (count != 2 || atoi(arguments[1]) <= 0) {
+        fprintf(stderr, "usage: siw-lab-agent PORT\n");
+        return 2;
+    }
+    int server = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[1]))};
+    setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (server < 0 || bind(server, (struct sockaddr *)&any, sizeof any) || listen(server, 1)) {
+        fprintf(stderr, "siw-lab-agent: port %s: %s\n", arguments[1], strerror(errno));
+        return 1;
+    }
+    printf("READY\n");
+    fflush(stdout);
+    /* The program that holds the device is a child, which "kill" ends and the parent starts again. */
+    for (;;) {
+        pid_t worker = fork();
+        if (worker == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            return work(server);
+        }
+        int status = 0;
+        if (worker < 0 || waitpid(worker, &status, 0) < 0) return 1;
+        if (WIFEXITED(status)) return WEXITSTATUS(status);
     }
 }

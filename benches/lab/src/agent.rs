@@ -1,6 +1,6 @@
 //! The agent on the target (`agent/siw-lab-agent.c`): a JSON object a line, each answered by one.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,9 @@ pub struct Agent {
     address: SocketAddr,
     /// Byte order of the target.
     pub is_little_endian: bool,
+    patience: Duration,
+    /// Beginning of an answer whose end has not come yet.
+    partial: Vec<u8>,
 }
 
 impl Agent {
@@ -37,13 +40,14 @@ impl Agent {
                 }
             }
         };
-        // An agent that hangs is an error, not the end of the run.
-        stream.set_read_timeout(Some(patience.max(Duration::from_secs(20))))?;
         stream.set_nodelay(true)?;
         let mut agent = Agent {
             connection: BufReader::new(stream),
             address,
             is_little_endian: false,
+            // An agent that hangs is an error, not the end of the run.
+            patience: patience.max(Duration::from_secs(20)),
+            partial: Vec::new(),
         };
         let caps = agent.ask(&serde_json::json!({ "do": "caps" }))?;
         if caps["version"].as_u64() != Some(VERSION) {
@@ -61,23 +65,59 @@ impl Agent {
 
     /// Sends a command; returns the fields of the answer.
     pub fn ask(&mut self, command: &Value) -> Result<Value> {
+        self.tell(command)?;
+        let answer = self.answer_within(self.patience)?;
+        answer.with_context(|| format!("the agent at {} does not answer", self.address))
+    }
+
+    /// Ends the program that holds the device; its parent starts it again.
+    pub fn kill(&mut self) -> Result<()> {
+        self.tell(&serde_json::json!({ "do": "kill" }))?;
+        if let Ok(answer) = self.answer_within(self.patience) {
+            bail!("the agent at {} does not end: {answer:?}", self.address);
+        }
+        *self = Agent::connect(self.address, self.patience)?;
+        Ok(())
+    }
+
+    fn tell(&mut self, command: &Value) -> Result<()> {
         let mut line = command.to_string();
         line.push('\n');
         let context = || format!("the agent at {} is gone", self.address);
         self.connection
             .get_mut()
             .write_all(line.as_bytes())
-            .with_context(context)?;
-        let mut answer = String::new();
-        let length = self.connection.read_line(&mut answer);
-        if length.with_context(|| format!("the agent at {} does not answer", self.address))? == 0 {
-            bail!("the agent at {} is gone", self.address);
+            .with_context(context)
+    }
+
+    /// The next answer; `None` if it does not come in time.
+    pub fn answer_within(&mut self, patience: Duration) -> Result<Option<Value>> {
+        let timeout = patience.max(Duration::from_millis(1));
+        self.connection.get_mut().set_read_timeout(Some(timeout))?;
+        match self.connection.read_until(b'\n', &mut self.partial) {
+            Ok(_) if self.partial.ends_with(b"\n") => {}
+            Ok(_) => bail!("the agent at {} is gone", self.address),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => {
+                return Err(error)
+                    .with_context(|| format!("the agent at {} is gone", self.address));
+            }
         }
-        let answer: Value = serde_json::from_str(&answer)
-            .with_context(|| format!("the agent's answer is no JSON: {answer}"))?;
+        let line = std::mem::take(&mut self.partial);
+        let answer: Value = serde_json::from_slice(&line).with_context(|| {
+            let line = String::from_utf8_lossy(&line);
+            format!("the agent's answer is no JSON: {line}")
+        })?;
         match answer["error"].as_str() {
             Some(error) => bail!("agent: {error}"),
-            None => Ok(answer),
+            None => Ok(Some(answer)),
         }
     }
 }

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use crate::impair::Direction;
 use crate::stream::Role;
 
 #[derive(Debug)]
@@ -197,6 +198,10 @@ pub enum StepKind {
     Want(Vec<Alternative>),
     Connect(BTreeMap<String, Value>),
     Wait(Duration),
+    /// Impairs the path from here on.
+    Impair(PathFields),
+    /// Begins the time of `want elapsed`.
+    Clock,
     /// Sets the window of the segments from here on.
     Window(Expr),
     /// Loses segments with data on their way to the lab: these of the next ones.
@@ -226,6 +231,9 @@ pub enum StepKind {
     Acks(bool),
 }
 
+/// Fields of an impaired path, and its directions: `out` to the target, `back` from it; none is both.
+pub type PathFields = (BTreeMap<String, Value>, Vec<String>);
+
 #[derive(Debug, Clone)]
 pub struct Case {
     pub id: String,
@@ -242,12 +250,18 @@ pub struct Case {
     pub call: BTreeMap<String, Value>,
     /// Settings of the target without which the case makes no sense, as `mpa.crc=off`, sorted.
     pub settings: Vec<String>,
+    /// Impairments from the SYN on.
+    pub path: Option<PathFields>,
     /// Regions that the agent registers before it accepts: their names, and the fields of the command.
     pub regions: Vec<(String, BTreeMap<String, Value>)>,
     /// Receives that the agent posts before it accepts, and their size.
     pub receives: (u64, u64),
     /// Fields of the agent's command to accept.
     pub accepting: BTreeMap<String, Value>,
+    /// Fields of the agent's command to make the queues.
+    pub preparing: BTreeMap<String, Value>,
+    /// The second stream is of another protection domain.
+    pub is_apart: bool,
     /// Streams that the agent accepts: 1 or 2.
     pub streams: u64,
     pub smoke: bool,
@@ -309,13 +323,13 @@ const SEGMENTS: &[&str] = &[
 ];
 
 /// Fields that change how the octets of a message are put into TCP segments.
-const TCP_FIELDS: &[&str] = &["cut", "offset", "gap"];
+const TCP_FIELDS: &[&str] = &["cut", "offset", "gap", "ackoffset"];
 
 const SEGMENT_FIELDS: &[&str] = &[
     "stag", "to", "qn", "msn", "mo", "dv", "rv", "op", "t", "l", "rsvd", "rrsvd", "data", "ulpdu",
     "keep", "pad", "sink", "sinkto", "size", "src", "srcto", "layer", "type", "code", "headers",
     "adv", "flip", "aop", "rid", "add", "swap", "mask", "compare", "cmask", "value", "segment",
-    "by", "times", "mptr", "mres",
+    "by", "times", "mptr", "mres", "mutate",
 ];
 const SEGMENT_WORDS: &[&str] = &[
     "badcrc",
@@ -326,6 +340,7 @@ const SEGMENT_WORDS: &[&str] = &[
     "nopush",
     "badsum",
     "later",
+    "fin",
     "urgent",
     "fragments",
     "once",
@@ -339,7 +354,7 @@ const SEGMENT_WORDS: &[&str] = &[
 ];
 
 /// Fields of the lab's SYN; `sack` and `ts` are 1 if the option is there.
-const SYN_FIELDS: &[&str] = &["mss", "isn", "window", "scale", "sack", "ts"];
+const SYN_FIELDS: &[&str] = &["mss", "isn", "window", "scale", "sack", "ts", "same"];
 
 /// Fields of a message to the target's port mapper.
 const MAPPER_FIELDS: &[&str] = &[
@@ -383,6 +398,9 @@ const STATE_PATTERNS: &[&str] = &[
     "flow",
     "event",
     "ended",
+    "traffic",
+    "keys",
+    "elapsed",
 ];
 
 /// Fields of commands for the agent.
@@ -417,11 +435,17 @@ const AGENT_FIELDS: &[&str] = &[
     "stride",
     "pattern",
     "address",
+    "kind",
+    "lead",
+    "depth",
+    "try",
+    "fixed",
+    "shared",
     "port",
 ];
 
-/// Variables of a region or window of the agent: `$NAME.stag` and the like.
-const PLACE: [&str; 4] = ["stag", "base", "end", "len"];
+/// Variables of a region or window of the agent: `$NAME.stag` and the like; `was` is the STag before the last bind.
+const PLACE: [&str; 6] = ["stag", "base", "end", "len", "local", "was"];
 
 /// Whether a text has the form `TABLE.KEY=VALUE`, of a table of siwd's device.
 pub fn is_setting(text: &str) -> bool {
@@ -508,6 +532,9 @@ impl Parser {
         ];
         FIXED.contains(&name)
             || name.starts_with("last.")
+            || name
+                .strip_prefix("random.")
+                .is_some_and(|end| number(end).is_some())
             || self.is_repeating && name == "i"
             || self.params.iter().any(|p| p == name)
     }
@@ -623,6 +650,10 @@ impl Parser {
             }
         }
         Ok((fields, found))
+    }
+
+    fn path(&self, parts: &[String]) -> Result<PathFields, String> {
+        self.fields(parts, &[Direction::FIELDS, &["shift"]], &["out", "back"])
     }
 
     fn send(&self, parts: &[String]) -> Result<StepKind, String> {
@@ -795,6 +826,22 @@ impl Parser {
             "beyond",
             "pattern",
             "count",
+            "done",
+            "pieces",
+            "rounds",
+            "depth",
+            "chunk",
+            "payload",
+            "writes",
+            "sends",
+            "answers",
+            "games",
+            "held",
+            "guessed",
+            "reuse",
+            "tops",
+            "rate",
+            "ms",
         ];
         let operators = [
             ("!=", Operator::NotEqual),
@@ -917,9 +964,12 @@ pub fn parse(file: &str, text: &str) -> Result<Case, CaseError> {
                 syn: BTreeMap::new(),
                 call: BTreeMap::new(),
                 settings: Vec::new(),
+                path: None,
                 regions: Vec::new(),
                 receives: (0, 0),
                 accepting: BTreeMap::new(),
+                preparing: BTreeMap::new(),
+                is_apart: false,
                 streams: 1,
                 smoke: false,
                 hazard: false,
@@ -988,6 +1038,8 @@ impl Parser {
                     step.when = Some((name.into(), value));
                     Ok(())
                 }
+                // Part of the step before, which has the same condition.
+                None if ["also", "weak", "unsupported"].contains(&verb.as_str()) => Ok(()),
                 None => Err(format!("{verb} is no step")),
             };
         }
@@ -1043,6 +1095,10 @@ impl Parser {
                     return Err(format!("{wrong} is no setting like mpa.crc=off"));
                 }
             }
+            "prepare" => case.preparing = self.fields(rest, &[AGENT_FIELDS], &[])?.0,
+            "path" => case.path = Some(self.path(rest)?),
+            "impair" => step(StepKind::Impair(self.path(rest)?)),
+            "clock" if rest.is_empty() => step(StepKind::Clock),
             "smoke" if rest.is_empty() => case.smoke = true,
             "hazard" if rest.is_empty() => case.hazard = true,
             "remark" => match rest {
@@ -1069,8 +1125,11 @@ impl Parser {
             },
             "accept" => case.accepting = self.fields(rest, &[AGENT_FIELDS], &[])?.0,
             "streams" => match rest {
-                [count] if count == "2" => case.streams = 2,
-                _ => return Err("expected: streams 2".into()),
+                [count, apart @ ..] if count == "2" && (apart.is_empty() || apart == ["apart"]) => {
+                    case.streams = 2;
+                    case.is_apart = !apart.is_empty();
+                }
+                _ => return Err("expected: streams 2, or streams 2 apart".into()),
             },
             "stream" => match rest {
                 [one] if one == "1" => step(StepKind::Stream(1)),

@@ -54,6 +54,37 @@ pub struct Direction {
     pub cut: f64,
     /// Largest window that is announced, before scaling; zero: as it comes.
     pub window: u16,
+    /// Segments in a row that a loss takes; zero is one.
+    pub burst: u32,
+    /// The segment of this number is lost, counted from 1; zero: none.
+    pub nth: u64,
+    /// From the segment of this number on nothing passes for `pause_ms`; zero: never.
+    pub pause_at: u64,
+    pub pause_ms: f64,
+    /// Longest IP packet that passes, in octets; zero: any.
+    pub mtu: usize,
+    /// Share of segments with data that keep their checksum while one octet of them changes.
+    pub damage: f64,
+    /// Share of segments with data of which two neighbouring 16-bit words change places; the checksum stays right.
+    pub swap: f64,
+    /// Added to the sequence numbers.
+    pub shift_seq: u32,
+    /// Added to the acknowledgment numbers.
+    pub shift_ack: u32,
+    /// Kind of TCP option that is taken out of SYNs; zero: none.
+    pub strip: u8,
+    /// Largest MSS in SYNs; zero: as it comes.
+    pub mss: u16,
+    /// Share of lost ACKs without data.
+    pub ack_loss: f64,
+    /// One of so many ACKs without data passes; zero: all.
+    pub ack_every: u64,
+    /// Each ACK becomes this number of ACKs that advance by equal parts; zero: as it comes.
+    pub ack_split: u32,
+    /// Rate of a bottleneck, in kbit/s; zero: none.
+    pub rate_kbit: u64,
+    /// Frames of 1500 octets that wait at the bottleneck before it loses more.
+    pub queue: u32,
 }
 
 /// Impairments of both directions.
@@ -103,6 +134,9 @@ impl Profile {
                 ("duplicate", direction.duplicate),
                 ("corrupt", direction.corrupt),
                 ("cut", direction.cut),
+                ("damage", direction.damage),
+                ("swap", direction.swap),
+                ("ack_loss", direction.ack_loss),
             ];
             for (name, share) in shares {
                 if !(0.0..=1.0).contains(&share) {
@@ -113,6 +147,7 @@ impl Profile {
                 ("late_ms", direction.late_ms),
                 ("delay_ms", direction.delay_ms),
                 ("jitter_ms", direction.jitter_ms),
+                ("pause_ms", direction.pause_ms),
             ];
             for (name, time) in times {
                 if !(0.0..=60_000.0).contains(&time) {
@@ -158,16 +193,16 @@ impl Random {
 
 /// Places within a frame with a TCP segment.
 #[derive(Clone, Copy)]
-struct Places {
+pub(crate) struct Places {
     ip: usize,
-    tcp: usize,
+    pub(crate) tcp: usize,
     payload: usize,
     end: usize,
 }
 
 impl Places {
     /// `None`: no TCP segment, a fragment, or malformed.
-    fn of(frame: &[u8]) -> Option<Places> {
+    pub(crate) fn of(frame: &[u8]) -> Option<Places> {
         let half = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
         let ip = 14;
         let (tcp, end) = match half(12)? {
@@ -234,12 +269,146 @@ fn with_payload(
 }
 
 const FIN_AND_PSH: u8 = 0x01 | 0x08;
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+/// SYN, FIN and RST.
+const CONTROL: u8 = 0x07;
+
+/// Where the flags stand in a TCP header.
+const FLAGS: usize = 13;
+
+/// Largest IP packet of an Ethernet frame, for the queue of a bottleneck.
+const FRAME_BITS: u64 = 8 * 1500;
+
+fn word(octets: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]])
+}
+
+impl Direction {
+    /// Names of the fields that [`Self::set`] knows.
+    pub const FIELDS: &'static [&'static str] = &[
+        "loss",
+        "late",
+        "late_ms",
+        "duplicate",
+        "altered",
+        "delay_ms",
+        "jitter_ms",
+        "corrupt",
+        "cut",
+        "window",
+        "burst",
+        "nth",
+        "pause_at",
+        "pause_ms",
+        "mtu",
+        "damage",
+        "swap",
+        "strip",
+        "mss",
+        "ack_loss",
+        "ack_every",
+        "ack_split",
+        "rate_kbit",
+        "queue",
+    ];
+
+    /// Sets a field by its name; shares are in thousandths. False: no field has that name.
+    pub fn set(&mut self, name: &str, value: u64) -> bool {
+        let number = value as f64;
+        let share = number / 1000.0;
+        match name {
+            "loss" => self.loss = share,
+            "late" => self.late = share,
+            "late_ms" => self.late_ms = number,
+            "duplicate" => self.duplicate = share,
+            "altered" => self.duplicate_altered = value != 0,
+            "delay_ms" => self.delay_ms = number,
+            "jitter_ms" => self.jitter_ms = number,
+            "corrupt" => self.corrupt = share,
+            "cut" => self.cut = share,
+            "window" => self.window = value as u16,
+            "burst" => self.burst = value as u32,
+            "nth" => self.nth = value,
+            "pause_at" => self.pause_at = value,
+            "pause_ms" => self.pause_ms = number,
+            "mtu" => self.mtu = value as usize,
+            "damage" => self.damage = share,
+            "swap" => self.swap = share,
+            "strip" => self.strip = value as u8,
+            "mss" => self.mss = value as u16,
+            "ack_loss" => self.ack_loss = share,
+            "ack_every" => self.ack_every = value,
+            "ack_split" => self.ack_split = value as u32,
+            "rate_kbit" => self.rate_kbit = value,
+            "queue" => self.queue = value as u32,
+            _ => return false,
+        }
+        true
+    }
+
+    fn rewrites(&self) -> bool {
+        self.window > 0
+            || self.strip > 0
+            || self.mss > 0
+            || (self.shift_seq, self.shift_ack) != (0, 0)
+    }
+
+    /// Changes a TCP header as a box on the path does.
+    fn rewrite(&self, tcp: &mut [u8]) {
+        let announced = u16::from_be_bytes([tcp[14], tcp[15]]);
+        if self.window > 0 && announced > self.window {
+            tcp[14..16].copy_from_slice(&self.window.to_be_bytes());
+        }
+        let seq = word(tcp, 4).wrapping_add(self.shift_seq);
+        tcp[4..8].copy_from_slice(&seq.to_be_bytes());
+        if tcp[FLAGS] & ACK != 0 {
+            let ack = word(tcp, 8).wrapping_add(self.shift_ack);
+            tcp[8..12].copy_from_slice(&ack.to_be_bytes());
+        }
+        if tcp[FLAGS] & SYN != 0 {
+            self.rewrite_options(tcp);
+        }
+    }
+
+    fn rewrite_options(&self, tcp: &mut [u8]) {
+        const MSS: u8 = 2;
+        const NO_OPERATION: u8 = 1;
+        let end = (usize::from(tcp[12] >> 4) * 4).min(tcp.len());
+        let mut at = 20;
+        while at + 1 < end && tcp[at] != 0 {
+            if tcp[at] == NO_OPERATION {
+                at += 1;
+                continue;
+            }
+            let next = at + usize::from(tcp[at + 1]).max(2);
+            if next > end {
+                return;
+            }
+            if tcp[at] == self.strip {
+                tcp[at..next].fill(NO_OPERATION);
+            } else if tcp[at] == MSS && self.mss > 0 && next == at + 4 {
+                let told = u16::from_be_bytes([tcp[at + 2], tcp[at + 3]]);
+                tcp[at + 2..next].copy_from_slice(&told.min(self.mss).to_be_bytes());
+            }
+            at = next;
+        }
+    }
+}
 
 /// Impairs the segments of one direction.
 pub struct Impairer {
     plan: Direction,
     random: Random,
     counts: Counts,
+    /// Segments that the current burst still takes.
+    burst: u32,
+    paused_until: Option<Instant>,
+    /// ACKs without data.
+    acks: u64,
+    last_ack: Option<u32>,
+    /// When the bottleneck has sent all that waits.
+    free_at: Option<Instant>,
 }
 
 impl Impairer {
@@ -248,7 +417,79 @@ impl Impairer {
             plan: plan.clone(),
             random: Random { seed, drawn: 0 },
             counts: Counts::default(),
+            burst: 0,
+            paused_until: None,
+            acks: 0,
+            last_ack: None,
+            free_at: None,
         }
+    }
+
+    /// Whether a segment is lost; `loss` and `ack_loss` are its random numbers.
+    fn loses(&mut self, loss: f64, ack_loss: f64, is_ack: bool, length: usize) -> bool {
+        let plan = &self.plan;
+        let number = self.counts.segments;
+        if plan.pause_at > 0 && number == plan.pause_at {
+            let pause = Duration::from_secs_f64(plan.pause_ms / 1000.0);
+            self.paused_until = Some(Instant::now() + pause);
+        }
+        if self.burst > 0 {
+            self.burst -= 1;
+            return true;
+        }
+        if loss < plan.loss {
+            self.burst = plan.burst.saturating_sub(1);
+            return true;
+        }
+        let is_paused = self
+            .paused_until
+            .is_some_and(|until| Instant::now() < until);
+        let is_too_long = plan.mtu > 0 && length > plan.mtu;
+        if is_paused || is_too_long || plan.nth == number {
+            return true;
+        }
+        if !is_ack {
+            return false;
+        }
+        self.acks += 1;
+        let is_between = plan.ack_every > 0 && !self.acks.is_multiple_of(plan.ack_every);
+        ack_loss < plan.ack_loss || is_between
+    }
+
+    /// Time until a bottleneck has sent a packet of `length` octets; `None`: its queue is full.
+    fn bottleneck(&mut self, length: usize) -> Option<Duration> {
+        if self.plan.rate_kbit == 0 {
+            return Some(Duration::ZERO);
+        }
+        let time = |bits: u64| Duration::from_micros(bits * 1000 / self.plan.rate_kbit);
+        let now = Instant::now();
+        let start = self.free_at.map_or(now, |at| at.max(now));
+        if start - now > time(FRAME_BITS) * self.plan.queue {
+            return None;
+        }
+        let done = start + time(8 * length as u64);
+        self.free_at = Some(done);
+        Some(done - now)
+    }
+
+    /// The ACKs that go before one, if ACKs are split.
+    fn partial_acks(&mut self, frame: &[u8], places: Places) -> Vec<Vec<u8>> {
+        let parts = self.plan.ack_split;
+        let ack = word(frame, places.tcp + 8);
+        let Some(before) = self.last_ack.replace(ack).filter(|_| parts > 1) else {
+            return Vec::new();
+        };
+        let step = ack.wrapping_sub(before);
+        if step < parts || step > u32::from(u16::MAX) {
+            return Vec::new();
+        }
+        let part = |number| {
+            with_payload(frame, places, &[], |tcp| {
+                let ack = before.wrapping_add(step / parts * number);
+                tcp[8..12].copy_from_slice(&ack.to_be_bytes());
+            })
+        };
+        (1..parts).map(part).collect()
     }
 
     pub fn counts(&self) -> Counts {
@@ -267,10 +508,24 @@ impl Impairer {
         let size = places.end - places.payload;
         let place = self.random.below(size);
         let other = (1 + self.random.below(255)) as u8;
+        let [damage, swap, ack_loss] = std::array::from_fn(|_| self.random.share());
         self.counts.segments += 1;
-        if loss < self.plan.loss {
+        let flags = frame[places.tcp + FLAGS];
+        let is_ack = size == 0 && flags & CONTROL == 0;
+        let length = places.end - places.ip;
+        if self.loses(loss, ack_loss, is_ack, length) {
             self.counts.lost += 1;
             return Vec::new();
+        }
+        let Some(queued) = self.bottleneck(length) else {
+            self.counts.lost += 1;
+            return Vec::new();
+        };
+        let mut out = Vec::new();
+        if is_ack {
+            for partial in self.partial_acks(&frame, places) {
+                out.push((queued, partial));
+            }
         }
         let payload = frame[places.payload..places.end].to_vec();
         let altered = || {
@@ -280,27 +535,29 @@ impl Impairer {
             }
             altered
         };
-        let window = self.plan.window;
-        let clamp = |tcp: &mut [u8]| {
-            let announced = u16::from_be_bytes([tcp[14], tcp[15]]);
-            if window > 0 && announced > window {
-                tcp[14..16].copy_from_slice(&window.to_be_bytes());
-            }
-        };
+        let clamp = |tcp: &mut [u8]| self.plan.rewrite(tcp);
         let seconds = |ms: f64| Duration::from_secs_f64(ms / 1000.0);
-        let mut delay = seconds(self.plan.delay_ms + jitter * self.plan.jitter_ms);
+        let mut delay = queued + seconds(self.plan.delay_ms + jitter * self.plan.jitter_ms);
         let again = delay + seconds(self.plan.late_ms);
         if late < self.plan.late {
             self.counts.late += 1;
             delay = again;
         }
-        let is_corrupt = size > 0 && corrupt < self.plan.corrupt;
-        let sent = if is_corrupt {
+        let mut is_corrupt = size > 0 && corrupt < self.plan.corrupt;
+        let mut sent = if is_corrupt {
             altered()
         } else {
             payload.clone()
         };
-        let mut out = Vec::new();
+        // Whole 16-bit words of TCP, so that the sum is the same.
+        let even = place & !1;
+        if swap < self.plan.swap
+            && even + 4 <= size
+            && sent[even..even + 2] != sent[even + 2..even + 4]
+        {
+            sent[even..even + 4].rotate_left(2);
+            is_corrupt = true;
+        }
         if size > 1 && cut < self.plan.cut {
             self.counts.cut += 1;
             let at = 1 + place % (size - 1);
@@ -315,11 +572,16 @@ impl Impairer {
                 delay,
                 with_payload(&frame, places, &sent[at..], |tcp| {
                     clamp(tcp);
-                    let seq = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+                    let seq = word(tcp, 4);
                     tcp[4..8].copy_from_slice(&seq.wrapping_add(at as u32).to_be_bytes());
                 }),
             ));
-        } else if is_corrupt || window > 0 {
+        } else if size > 0 && damage < self.plan.damage {
+            self.counts.corrupted += 1;
+            let mut damaged = with_payload(&frame, places, &sent, clamp);
+            damaged[places.payload + place] ^= other;
+            out.push((delay, damaged));
+        } else if is_corrupt || self.plan.rewrites() {
             out.push((delay, with_payload(&frame, places, &sent, clamp)));
         } else {
             out.push((delay, frame.clone()));
@@ -340,6 +602,35 @@ impl Impairer {
 
 /// A frame on its way; the one that is due first is the greatest.
 type Due = Reverse<(Instant, u64, Vec<u8>)>;
+
+/// One direction of an impaired path: frames go in, and come out at `sender` when they are due.
+pub(crate) struct Way {
+    impairer: Impairer,
+    to: Sender<(Instant, Vec<u8>)>,
+}
+
+impl Way {
+    pub(crate) fn start(plan: &Direction, seed: u64, mut sender: Box<dyn FrameSender>) -> Way {
+        let (to, frames) = channel();
+        std::thread::spawn(move || send_when_due(&frames, sender.as_mut()));
+        Way {
+            impairer: Impairer::new(plan, seed),
+            to,
+        }
+    }
+
+    pub(crate) fn pass(&mut self, frame: Vec<u8>) {
+        let now = Instant::now();
+        for (delay, frame) in self.impairer.pass(frame) {
+            // The thread lives as long as this sender.
+            let _ = self.to.send((now + delay, frame));
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.impairer.counts()
+    }
+}
 
 /// Sends frames when they are due, until the channel closes.
 fn send_when_due(frames: &Receiver<(Instant, Vec<u8>)>, sender: &mut dyn FrameSender) {

@@ -16,7 +16,14 @@ use etherparse::{
     IpNumber, Ipv4Header, Ipv6Header, TcpHeader, UdpHeader,
 };
 
+use crate::impair::{Counts, Places, Profile, Way};
+use crate::script::mix;
+
 pub type Mac = [u8; 6];
+
+/// Places of the ports in a TCP header.
+const SOURCE: usize = 0;
+const DESTINATION: usize = 2;
 
 const BROADCAST: Mac = [0xFF; 6];
 
@@ -169,6 +176,61 @@ pub struct Station {
     stop: AtomicBool,
     starting: Mutex<bool>,
     started: Condvar,
+    /// Impaired paths, by the station's port.
+    paths: Mutex<HashMap<u16, Arc<Path>>>,
+}
+
+/// Both directions of a connection's impaired path.
+struct Path {
+    out: Mutex<Way>,
+    back: Mutex<Way>,
+}
+
+/// Impairs the segments of a port until it is dropped.
+pub struct Impaired {
+    station: Arc<Station>,
+    port: u16,
+    path: Arc<Path>,
+}
+
+impl Impaired {
+    /// Segments from the station, and to it.
+    pub fn counts(&self) -> (Counts, Counts) {
+        (
+            locked(&self.path.out).counts(),
+            locked(&self.path.back).counts(),
+        )
+    }
+}
+
+impl Drop for Impaired {
+    fn drop(&mut self) {
+        let mut paths = locked(&self.station.paths);
+        if paths
+            .get(&self.port)
+            .is_some_and(|path| Arc::ptr_eq(path, &self.path))
+        {
+            paths.remove(&self.port);
+        }
+    }
+}
+
+/// Far end of the way out: the link.
+struct ToLink(Arc<Station>);
+/// Far end of the way back: the station.
+struct ToStation(Arc<Station>);
+
+impl FrameSender for ToLink {
+    fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        locked(&self.0.sender).send(frame)
+    }
+}
+
+impl FrameSender for ToStation {
+    fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        let _ = self.0.on_frame(frame.to_vec());
+        Ok(())
+    }
 }
 
 /// Permission to send an MPA Request. `rping -s` mixes up two requests that arrive before it has accepted
@@ -273,15 +335,19 @@ impl Station {
             stop: AtomicBool::new(false),
             starting: Mutex::new(false),
             started: Condvar::new(),
+            paths: Mutex::default(),
         });
         let shared = station.clone();
         let thread = std::thread::spawn(move || {
             while !shared.stop.load(Ordering::Relaxed) {
                 match receiver.receive() {
-                    Ok(Some(frame)) => {
+                    Ok(Some(frame)) => match shared.path_of(&frame, DESTINATION) {
+                        Some(path) => locked(&path.back).pass(frame),
                         // A frame that is not for this station, or malformed, is ignored.
-                        let _ = shared.on_frame(frame);
-                    }
+                        None => {
+                            let _ = shared.on_frame(frame);
+                        }
+                    },
                     Ok(None) => {}
                     Err(_) => break,
                 }
@@ -294,8 +360,38 @@ impl Station {
     }
 
     pub fn send(&self, frame: &[u8]) {
+        if let Some(path) = self.path_of(frame, SOURCE) {
+            return locked(&path.out).pass(frame.to_vec());
+        }
         // A full queue loses the frame, as a network may; retransmission repairs it.
         let _ = locked(&self.sender).send(frame);
+    }
+
+    /// The impaired path of a frame whose port at `place` of the TCP header has one.
+    fn path_of(&self, frame: &[u8], place: usize) -> Option<Arc<Path>> {
+        let paths = locked(&self.paths);
+        if paths.is_empty() {
+            return None;
+        }
+        let at = Places::of(frame)?.tcp + place;
+        let port = u16::from_be_bytes([frame[at], frame[at + 1]]);
+        paths.get(&port).cloned()
+    }
+
+    /// Impairs the segments that leave `port` as from the left, and those that come to it as from the right.
+    pub fn impair(self: &Arc<Self>, port: u16, profile: &Profile, seed: u64) -> Impaired {
+        let out = Box::new(ToLink(self.clone()));
+        let back = Box::new(ToStation(self.clone()));
+        let path = Arc::new(Path {
+            out: Mutex::new(Way::start(&profile.left, mix(seed, "left"), out)),
+            back: Mutex::new(Way::start(&profile.right, mix(seed, "right"), back)),
+        });
+        locked(&self.paths).insert(port, path.clone());
+        Impaired {
+            station: self.clone(),
+            port,
+            path,
+        }
     }
 
     /// Waits until no other stream awaits a Reply.

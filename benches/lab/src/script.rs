@@ -1,5 +1,7 @@
 //! Runs the steps of a case against a target and comes to a verdict.
 
+mod traffic;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::Receiver;
@@ -11,12 +13,14 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::agent::{Agent, STREAM_PORT};
 use crate::case::{
-    Alternative, Case, Comparison, Expr, Grade, Level, Operator, Start, StepKind, Term, Value,
+    Alternative, Case, Comparison, Expr, Grade, Level, Operator, PathFields, Start, StepKind, Term,
+    Value,
 };
+use crate::impair::{Direction, Profile};
 use crate::link::{Dress, Mac, Received, Station};
 use crate::mapper::{MapperMessage, MapperPort, PORT, kind};
 use crate::stream::{Broken, Event, Opening, PING_SIZE, Phase, Region, Role, Stream};
-use crate::tcp::{Line, SegmentOptions, SynOptions, Tcp};
+use crate::tcp::{Ending, Line, SegmentOptions, SynOptions, Tcp};
 use crate::wire::{
     AtomicRequest, AtomicResponse, CrcField, FpduOptions, MpaFrame, REPLY_KEY, REQUEST_KEY,
     ReadRequest, Segment, Terminate, opcode,
@@ -281,6 +285,10 @@ struct Script<'a> {
     told: Option<serde_json::Value>,
     /// Connections beside the one of the case.
     crowd: Vec<Tcp>,
+    /// Begin of the time of `want elapsed`.
+    clock: Instant,
+    /// Random numbers drawn so far.
+    drawn: u64,
     outcome: Outcome,
 }
 
@@ -311,6 +319,8 @@ pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome
         region: None,
         told: None,
         crowd: Vec::new(),
+        clock: Instant::now(),
+        drawn: 0,
         outcome,
     };
     let begun = script.begin().or_else(|error| {
@@ -322,6 +332,7 @@ pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome
     });
     match begun {
         Ok(()) => {
+            script.clock = Instant::now();
             if let Err(error) = script.steps() {
                 script
                     .outcome
@@ -391,7 +402,6 @@ impl Script<'_> {
 
     /// Opens a stream that the agent accepts; with `start asked` the agent has only the Request.
     fn begin_with_agent(&mut self) -> Result<()> {
-        let target = self.target;
         self.take_agent()?;
         self.on = 1;
         self.other = None;
@@ -426,12 +436,17 @@ impl Script<'_> {
         if case.start == Start::Asked {
             return Ok(());
         }
-        self.command("prepare", &BTreeMap::new())?;
+        let mut prepare = self.words("prepare", &case.preparing)?;
+        if case.is_apart && self.on == 2 {
+            prepare["domain"] = "other".into();
+        }
+        self.ask(&prepare)?;
         self.register()?;
         let region = self.region;
         self.stream()?.region = region;
         self.command("accept", &case.accepting)?;
-        match self.stream()?.event(self.target.patience) {
+        let patience = self.target.patience;
+        match self.stream()?.event(patience) {
             Event::Mpa(frame) if !frame.rejected() => Ok(()),
             event => bail!("not opened; the target's next step: {}", event.describe()),
         }
@@ -478,11 +493,14 @@ impl Script<'_> {
     fn remember(&mut self, name: &str, answer: &serde_json::Value) {
         let number = |field: &str| answer[field].as_u64().unwrap_or(0);
         let (stag, base, size) = (number("stag"), number("base"), number("size"));
+        let was = self.places.get(&format!("{name}.stag")).copied();
         for (part, value) in [
             ("stag", stag),
             ("base", base),
             ("end", base.wrapping_add(size)),
             ("len", size),
+            ("local", number("local")),
+            ("was", was.unwrap_or(stag)),
         ] {
             self.places.insert(format!("{name}.{part}"), value);
         }
@@ -524,6 +542,10 @@ impl Script<'_> {
 
     fn command(&mut self, what: &str, fields: &BTreeMap<String, Value>) -> Result<()> {
         let command = self.words(what, fields)?;
+        if what == "kill" {
+            let agent = self.agent.as_mut();
+            return agent.context("the case lacks start agent")?.kill();
+        }
         self.answer = self.ask(&command)?;
         if let (Some(name), Some(_)) = (command["name"].as_str(), self.answer.get("stag")) {
             self.remember(name, &self.answer.clone());
@@ -673,7 +695,12 @@ impl Script<'_> {
         } else {
             self.target.port
         };
-        let (tcp, running) = self.target.tcp(self.case.role, port, self.seed, syn)?;
+        let mut syn = syn.clone();
+        let case = self.case;
+        if let Some(fields) = &case.path {
+            syn.path = Some((self.profile(fields)?, self.seed));
+        }
+        let (tcp, running) = self.target.tcp(self.case.role, port, self.seed, &syn)?;
         self.running = running;
         self.stream = Some(Stream::new(
             tcp,
@@ -682,6 +709,34 @@ impl Script<'_> {
             self.target.patience,
         ));
         Ok(())
+    }
+
+    /// Impairments by their fields.
+    fn profile(&mut self, (fields, words): &PathFields) -> Result<Profile> {
+        let mut plan = Direction::default();
+        for name in fields.keys().filter(|name| *name != "shift") {
+            let value = self.get(fields, name)?.unwrap_or(0);
+            plan.set(name, value);
+        }
+        let is_for = |way: &str| words.is_empty() || words.iter().any(|word| word == way);
+        let of = |way| {
+            if is_for(way) {
+                plan.clone()
+            } else {
+                Direction::default()
+            }
+        };
+        let mut profile = Profile {
+            left: of("out"),
+            right: of("back"),
+        };
+        // A box that rewrites sequence numbers rewrites their acknowledgments, too.
+        let shift = self.get(fields, "shift")?.unwrap_or(0) as u32;
+        for direction in [&mut profile.left, &mut profile.right] {
+            direction.shift_seq = shift;
+            direction.shift_ack = shift.wrapping_neg();
+        }
+        Ok(profile)
     }
 
     fn stream(&mut self) -> Result<&mut Stream> {
@@ -703,6 +758,9 @@ impl Script<'_> {
         }
         if name == "i" {
             return Ok(self.round);
+        }
+        if let Some(end) = name.strip_prefix("random.") {
+            return Ok(self.random() % end.parse::<u64>()?.max(1));
         }
         if let Some(part) = name.strip_prefix("last.") {
             let last = self.last.as_ref();
@@ -751,6 +809,12 @@ impl Script<'_> {
             "mss" => stream.tcp.peer_mss.unwrap_or(0).into(),
             _ => bail!("variable ${name} is unknown"),
         })
+    }
+
+    /// The next random number of this instance's seed.
+    fn random(&mut self) -> u64 {
+        self.drawn += 1;
+        mix(self.seed.wrapping_add(self.drawn), "random")
     }
 
     fn number(&mut self, expr: &Expr) -> Result<u64> {
@@ -888,6 +952,16 @@ impl Script<'_> {
                     self.stream()?.tcp.acknowledge(*on);
                     true
                 }
+                StepKind::Impair(fields) => {
+                    let profile = self.profile(fields)?;
+                    let seed = self.seed;
+                    self.stream()?.tcp.impair(&profile, seed);
+                    true
+                }
+                StepKind::Clock => {
+                    self.clock = Instant::now();
+                    true
+                }
                 StepKind::Window(octets) => {
                     let octets = self.number(octets)?;
                     self.stream()?.tcp.window = octets.min(u16::MAX.into()) as u16;
@@ -930,10 +1004,20 @@ impl Script<'_> {
                 }
                 StepKind::Connect(fields) => {
                     let with_ack = std::mem::take(&mut self.held);
+                    let is_same = self.get(fields, "same")?.is_some_and(|same| same != 0);
+                    let before = self.stream.as_ref().filter(|_| is_same);
+                    let port = before.map(|s| s.tcp.port);
+                    // Beyond the numbers of the connection before (RFC 9293 section 3.4.1).
+                    let beyond = before.map(|s| s.tcp.snd_nxt.wrapping_add(100_000));
+                    let wanted = self.syn_with(fields)?;
                     let syn = SynOptions {
+                        isn: wanted.isn.or(beyond),
                         with_ack,
-                        ..self.syn_with(fields)?
+                        port,
+                        ..wanted
                     };
+                    // The connection before must not take the segments of this one.
+                    self.stream = None;
                     self.connect_error = self.connect(&syn).err().map(|e| format!("{e:#}"));
                     true
                 }
@@ -987,6 +1071,7 @@ impl Script<'_> {
         };
         let options = SegmentOptions {
             no_push: has("nopush"),
+            fin: has("fin"),
             bad_checksum: has("badsum"),
             urgent: has("urgent"),
             fragments: has("fragments"),
@@ -998,6 +1083,7 @@ impl Script<'_> {
                 is_congested: has("ce"),
                 is_extended: has("extended"),
             },
+            ack_offset: self.get(fields, "ackoffset")?.unwrap_or(0) as i64,
         };
         let (mut random, patience) = (self.seed, self.target.patience);
         let tcp = &mut self.stream()?.tcp;
@@ -1334,6 +1420,10 @@ impl Script<'_> {
             .get(fields, "by")?
             .map_or(usize::MAX, |v| v.max(1) as usize);
         let times = self.get(fields, "times")?.unwrap_or(1);
+        let mut changes = Vec::new();
+        for _ in 0..self.get(fields, "mutate")?.unwrap_or(0) {
+            changes.push((self.random(), self.random()));
+        }
         let options = FpduOptions {
             length: self.get(fields, "ulpdu")?.map(|v| v as u16),
             pad: self.get(fields, "pad")?.unwrap_or(0) as u8,
@@ -1366,6 +1456,12 @@ impl Script<'_> {
                 if let Some(keep) = keep {
                     ulpdu.truncate(keep as usize);
                 }
+                for (place, change) in &changes {
+                    let length = ulpdu.len().max(1) as u64;
+                    if let Some(octet) = ulpdu.get_mut((place % length) as usize) {
+                        *octet ^= (1 + change % 255) as u8;
+                    }
+                }
                 octets.extend(stream.fpdu(&ulpdu, &options, has("marked")));
                 stream.sent = ulpdu;
             }
@@ -1375,7 +1471,7 @@ impl Script<'_> {
                 segment.msn = *msn;
             }
         }
-        if has("once") || fields.contains_key("offset") {
+        if has("once") || fields.contains_key("offset") || fields.contains_key("ackoffset") {
             stream.forget_fpdus(octets.len());
         }
         if segment.opcode == opcode::READ_RESPONSE && segment.last {
@@ -1449,6 +1545,18 @@ impl Script<'_> {
             "event" => return self.want_event(alternatives),
             "flow" => return self.want_flow(first),
             "ended" => return self.want_ended(first),
+            "keys" => return self.want_keys(first),
+            "elapsed" => return self.want_elapsed(first),
+            "traffic" => match self.traffic(first)? {
+                Ok(figures) => {
+                    self.grade(first, &figures);
+                    return Ok(true);
+                }
+                Err(Broken { text, event }) => {
+                    self.outcome.notes.push(text);
+                    event
+                }
+            },
             _ if alternatives.iter().any(|a| a.name == "lives") => match self.stream()?.lives() {
                 Ok(()) => {
                     let lives = alternatives.iter().find(|a| a.name == "lives");
@@ -1611,15 +1719,17 @@ impl Script<'_> {
         // Octets of the first block, if the last segment is in it.
         let block = tcp.sack.filter(|(_, end)| *end == tcp.snd_nxt);
         let sacked = block.map_or(0, |(begin, end)| end.wrapping_sub(begin).into());
+        let pieces = u64::from(tcp.data_segments);
         let mut actual = Vec::new();
         let mut good = true;
         for comparison in &alternative.comparisons {
             let found = match comparison.field.as_str() {
                 "mss" => mss,
                 "df" => ip.map_or(0, |(fragment, _)| fragment.into()),
+                "pieces" => pieces,
                 "ttl" => ip.map_or(0, |(_, hops)| hops.into()),
-                "sack" => sacked,
-                other => bail!("{other} is no property of TCP here: mss, df, ttl, sack"),
+                "sack, pieces" => sacked,
+                other => bail!("{other} is no property of TCP here: mss, df, ttl, sack, pieces"),
             };
             actual.push(format!("{} {found}", comparison.field));
             good &= self.holds(comparison, &Found::Number(found))?;
@@ -1639,7 +1749,7 @@ impl Script<'_> {
                 tcp.pure_acks > 0
             }
         };
-        while !done(tcp) && tcp.ending.is_none() && tcp.pump(until) {}
+        while !done(tcp) && tcp.ending != Some(Ending::Reset) && tcp.pump(until) {}
         let good = done(tcp);
         let actual = if good { "an ACK" } else { "no ACK" };
         self.decide(alternative, good, actual)

@@ -10,10 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv4Header, TcpHeader, TcpOptionElement};
 
-use crate::link::{Dress, Mac, Received, StartUp, Station};
+use crate::impair::{Counts, Direction, Profile};
+use crate::link::{Dress, Impaired, Mac, Received, StartUp, Station};
 
 /// Time after which an unacknowledged segment is sent again.
 const RETRANSMIT: Duration = Duration::from_millis(400);
+
+/// The same on an impaired path, beside two round trips: losses are the rule there.
+const IMPAIRED_RETRANSMIT: Duration = Duration::from_millis(100);
 
 /// Longest wait for the start-up of another stream. Linux siw closes a connection without a Request after
 /// five seconds.
@@ -51,12 +55,18 @@ pub struct SynOptions {
     pub has_sack: bool,
     /// Timestamps option (RFC 7323 section 3).
     pub has_timestamps: bool,
+    /// Local port; `None`: one that no connection had.
+    pub port: Option<u16>,
+    /// Impairments of the path, from the SYN on, and their seed.
+    pub path: Option<(Profile, u64)>,
 }
 
 /// Modifications of a single segment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SegmentOptions {
     pub no_push: bool,
+    /// The segment has a FIN, too.
+    pub fin: bool,
     pub bad_checksum: bool,
     /// URG with a pointer to the first octet.
     pub urgent: bool,
@@ -69,6 +79,8 @@ pub struct SegmentOptions {
     /// The timestamp is older than that of any segment before.
     pub is_old: bool,
     pub dress: Dress,
+    /// Added to the acknowledgment number; such a segment is sent once.
+    pub ack_offset: i64,
 }
 
 /// A segment with data of the peer.
@@ -108,7 +120,7 @@ pub struct Tcp {
     station: Arc<Station>,
     peer: SocketAddr,
     peer_mac: Mac,
-    port: u16,
+    pub port: u16,
     inbox: Receiver<Received>,
     pub snd_nxt: u32,
     pub snd_una: u32,
@@ -150,6 +162,10 @@ pub struct Tcp {
     /// Acknowledged up to here only, whatever arrives.
     held_ack: Option<u32>,
     pub ladder: Vec<Line>,
+    /// Impairments of the path.
+    path: Option<Impaired>,
+    /// Time after which an unacknowledged segment is sent again.
+    retransmit: Duration,
 }
 
 /// Payload of a segment in an MTU of 1500.
@@ -184,12 +200,15 @@ impl Tcp {
         options: &SynOptions,
         patience: Duration,
     ) -> Result<Tcp> {
-        let port = station.port();
+        let port = options.port.unwrap_or_else(|| station.port());
         let (to, inbox) = channel();
         station.attach(port, peer, to);
         let isn = options.isn.unwrap_or(isn);
         let mut tcp = Tcp::new(station, peer, peer_mac, port, inbox, isn);
         tcp.window = options.window.unwrap_or(WINDOW);
+        if let Some((profile, seed)) = &options.path {
+            tcp.impair(profile, *seed);
+        }
         let deadline = Instant::now() + patience;
         let mss = options.mss.unwrap_or(largest_segment(peer));
         loop {
@@ -197,7 +216,7 @@ impl Tcp {
                 bail!("{peer} does not answer a SYN");
             }
             tcp.send_syn(mss, options, false);
-            let again = (Instant::now() + RETRANSMIT).min(deadline);
+            let again = (Instant::now() + tcp.retransmit).min(deadline);
             while let Some(received) = tcp.receive(again) {
                 let header = &received.header;
                 if header.rst {
@@ -294,7 +313,28 @@ impl Tcp {
             closed: false,
             held_ack: None,
             ladder: Vec::new(),
+            path: None,
+            retransmit: RETRANSMIT,
         }
+    }
+
+    /// Impairs the path from here on; an impairment before it ends.
+    pub fn impair(&mut self, profile: &Profile, seed: u64) {
+        let Direction {
+            delay_ms,
+            jitter_ms,
+            late_ms,
+            ..
+        } = profile.left;
+        let back = profile.right.delay_ms + profile.right.jitter_ms;
+        let round = Duration::from_secs_f64((delay_ms + jitter_ms + late_ms + back) / 1000.0);
+        self.retransmit = IMPAIRED_RETRANSMIT + 2 * round;
+        self.path = Some(self.station.impair(self.port, profile, seed));
+    }
+
+    /// Segments that took the impaired path, out and back.
+    pub fn impaired(&self) -> Option<(Counts, Counts)> {
+        self.path.as_ref().map(Impaired::counts)
     }
 
     fn header(&self) -> TcpHeader {
@@ -524,13 +564,23 @@ impl Tcp {
         if options.is_old && self.has_timestamps {
             self.stamp(&mut header, 1);
         }
-        if options.offset != 0 || options.is_once {
+        if options.offset != 0 || options.is_once || options.ack_offset != 0 {
             header.sequence_number = header.sequence_number.wrapping_add(options.offset as u32);
+            let ack = &mut header.acknowledgment_number;
+            *ack = ack.wrapping_add(options.ack_offset as u32);
             self.transmit(header, payload, options);
             return;
         }
+        header.fin = options.fin;
         self.transmit(header, payload, options);
         self.add_unacked(payload);
+        if options.fin {
+            self.snd_nxt = self.snd_nxt.wrapping_add(1);
+            self.closed = true;
+            if let Some(last) = self.unacked.last_mut() {
+                last.fin = true;
+            }
+        }
     }
 
     /// Adds data to those that [`Self::resend`] sends, and takes their sequence numbers.
@@ -634,7 +684,7 @@ impl Tcp {
     pub fn pump(&mut self, until: Instant) -> bool {
         loop {
             let oldest = self.unacked.iter().map(|u| u.sent).min();
-            let again = oldest.map_or(until, |sent| until.min(sent + RETRANSMIT));
+            let again = oldest.map_or(until, |sent| until.min(sent + self.retransmit));
             if let Some(received) = self.receive(again) {
                 let is_lost = self.is_lost(&received);
                 if !received.payload.is_empty() {
@@ -650,7 +700,7 @@ impl Tcp {
                 return false;
             }
             for at in 0..self.unacked.len() {
-                if now >= self.unacked[at].sent + RETRANSMIT {
+                if now >= self.unacked[at].sent + self.retransmit {
                     self.unacked[at].sent = now;
                     let sent = self.unacked[at].clone();
                     self.repeat(&sent);
@@ -723,8 +773,10 @@ impl Tcp {
             }
         }
         self.data_segments += u32::from(!payload.is_empty());
+        // The first copy counts.
         self.out_of_order
-            .insert(header.sequence_number, (payload, fin));
+            .entry(header.sequence_number)
+            .or_insert((payload, fin));
         while let Some((&seq, _)) = self
             .out_of_order
             .iter()

@@ -3,7 +3,9 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use etherparse::{
+    NetSlice, PacketBuilder, SlicedPacket, TcpHeader, TcpOptionElement, TransportSlice,
+};
 use siw_lab::case::built_in;
 use siw_lab::impair::{Between, Direction, Impairer, Profile};
 use siw_lab::link::{Station, memory_link};
@@ -64,6 +66,170 @@ fn only(plan: Direction) -> Impairer {
 }
 
 const PAYLOAD: &[u8] = b"an FPDU or a part of one";
+
+/// A segment with this TCP header.
+fn with_header(change: impl Fn(&mut TcpHeader)) -> Vec<u8> {
+    let mut header = TcpHeader::new(20_000, 7174, SEQ, 60_000);
+    change(&mut header);
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+        .tcp_header(header)
+        .write(&mut frame, b"")
+        .unwrap();
+    frame
+}
+
+fn header(frame: &[u8]) -> TcpHeader {
+    read(frame);
+    match SlicedPacket::from_ethernet(frame).unwrap().transport {
+        Some(TransportSlice::Tcp(tcp)) => tcp.to_header(),
+        _ => panic!("no TCP"),
+    }
+}
+
+/// Numbers of the segments that are lost, from 1.
+fn lost(plan: Direction, segments: usize, payload: &[u8]) -> Vec<usize> {
+    let mut impairer = only(plan);
+    let mut is_lost = |_: &usize| impairer.pass(segment(false, payload)).is_empty();
+    (1..=segments).filter(&mut is_lost).collect()
+}
+
+#[test]
+fn segments_are_lost_by_number_length_and_kind() {
+    let nth = Direction {
+        nth: 3,
+        ..Direction::default()
+    };
+    assert_eq!(lost(nth, 10, PAYLOAD), [3]);
+    let whole = 40 + PAYLOAD.len();
+    for (mtu, count) in [(whole - 1, 5), (whole, 0)] {
+        let long = Direction {
+            mtu,
+            ..Direction::default()
+        };
+        assert_eq!(lost(long, 5, PAYLOAD).len(), count);
+    }
+    let acks = Direction {
+        ack_every: 4,
+        ..Direction::default()
+    };
+    assert_eq!(lost(acks.clone(), 8, b""), [1, 2, 3, 5, 6, 7]);
+    assert_eq!(lost(acks, 8, PAYLOAD), []);
+    let paused = Direction {
+        pause_at: 2,
+        pause_ms: 60_000.0,
+        ..Direction::default()
+    };
+    assert_eq!(lost(paused, 4, PAYLOAD), [2, 3, 4]);
+}
+
+#[test]
+fn a_burst_takes_segments_in_a_row() {
+    let burst = Direction {
+        loss: 0.01,
+        burst: 5,
+        ..Direction::default()
+    };
+    let lost = lost(burst, 2000, PAYLOAD);
+    let runs = lost.chunk_by(|a, b| a + 1 == *b).map(<[usize]>::len);
+    let runs: Vec<usize> = runs.collect();
+    assert!(runs.len() > 5, "{runs:?}");
+    let whole = &runs[..runs.len() - 1];
+    assert!(whole.iter().all(|run| run % 5 == 0), "{runs:?}");
+}
+
+#[test]
+fn swapped_words_keep_the_sum_and_damage_does_not() {
+    let mut swapping = only(Direction {
+        swap: 1.0,
+        ..Direction::default()
+    });
+    let mut damaging = only(Direction {
+        damage: 1.0,
+        ..Direction::default()
+    });
+    let mut changed = 0;
+    for _ in 0..50 {
+        let (_, _, mut got) = read(&swapping.pass(segment(true, PAYLOAD))[0].1);
+        changed += u32::from(got != PAYLOAD);
+        let mut all = PAYLOAD.to_vec();
+        got.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(got, all);
+        let before = segment(false, PAYLOAD);
+        let after = &damaging.pass(before.clone())[0].1;
+        let differing = before.iter().zip(after).filter(|(a, b)| a != b).count();
+        assert_eq!(differing, 1);
+    }
+    assert!(changed > 30, "{changed}");
+}
+
+#[test]
+fn a_box_rewrites_numbers_and_options_of_syns() {
+    let mut impairer = only(Direction {
+        shift_seq: 0x20,
+        shift_ack: 1,
+        strip: 3,
+        mss: 536,
+        ..Direction::default()
+    });
+    let syn = with_header(|header| {
+        header.syn = true;
+        let options = [
+            TcpOptionElement::MaximumSegmentSize(1460),
+            TcpOptionElement::Noop,
+            TcpOptionElement::WindowScale(7),
+        ];
+        header.set_options(&options).unwrap();
+    });
+    let got = header(&impairer.pass(syn)[0].1);
+    assert_eq!(got.sequence_number, SEQ.wrapping_add(0x20));
+    assert_eq!(got.acknowledgment_number, 0);
+    let options: Vec<_> = got.options_iterator().flatten().collect();
+    assert_eq!(options[0], TcpOptionElement::MaximumSegmentSize(536));
+    assert_eq!(options[1..], vec![TcpOptionElement::Noop; 4]);
+    let data = header(&impairer.pass(segment(false, PAYLOAD))[0].1);
+    assert_eq!(data.acknowledgment_number, 6);
+}
+
+#[test]
+fn acks_are_split_into_parts() {
+    let mut impairer = only(Direction {
+        ack_split: 3,
+        ..Direction::default()
+    });
+    let mut acks = |number: u32| -> Vec<u32> {
+        let frame = with_header(|header| {
+            header.ack = true;
+            header.acknowledgment_number = number;
+        });
+        let out = impairer.pass(frame);
+        out.iter()
+            .map(|(_, frame)| header(frame).acknowledgment_number)
+            .collect()
+    };
+    assert_eq!(acks(5), [5]);
+    assert_eq!(acks(65), [25, 45, 65]);
+    assert_eq!(acks(65), [65]);
+}
+
+#[test]
+fn a_bottleneck_delays_and_then_loses() {
+    let mut impairer = only(Direction {
+        rate_kbit: 1000,
+        queue: 1,
+        ..Direction::default()
+    });
+    let out: Vec<_> = (0..100)
+        .map(|_| impairer.pass(segment(false, PAYLOAD)))
+        .collect();
+    let passed: Vec<_> = out.iter().flatten().map(|(delay, _)| *delay).collect();
+    assert!(passed.is_sorted(), "{passed:?}");
+    // 64 octets take 0.5 ms, and a frame of 1500 octets 12 ms.
+    assert!((20..60).contains(&passed.len()), "{}", passed.len());
+    assert!(impairer.counts().lost as usize == 100 - passed.len());
+}
 
 #[test]
 fn a_cut_segment_is_two_with_the_same_octets() {

@@ -82,6 +82,8 @@ impl Script<'_> {
             scale: self.get(fields, "scale")?.map(|v| v as u8),
             has_sack: self.get(fields, "sack")? == Some(1),
             has_timestamps: self.get(fields, "ts")? == Some(1),
+            port: None,
+            path: None,
         })
     }
 
