@@ -701,7 +701,7 @@ mod tests {
             "siwd_worker_message_bytes_bucket{le=\"64.0\",worker=\"0\"} 3",
             "siwd_worker_message_bytes_bucket{le=\"128.0\",worker=\"0\"} 3",
             "siwd_worker_message_bytes_bucket{le=\"+Inf\",worker=\"0\"} 5",
-            "siwd_worker_round_trip_seconds_bucket{le=\"8.192e-6\",worker=\"0\"} 1",
+            "siwd_worker_round_trip_seconds_bucket{le=\"0.000008192\",worker=\"0\"} 1",
             "siwd_clients 1.0",
             "siwd_user_resources{user=\"3\",resource=\"connections\"} 2.0",
             "siwd_control_longest_turn_seconds{work=\"RegMr\"} 0.00025",
