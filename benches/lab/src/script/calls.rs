@@ -196,8 +196,24 @@ impl Script<'_> {
 
     /// Waits for the Request at the agent, unless the case does that by itself.
     pub(super) fn await_request(&mut self) -> Result<()> {
-        let ms = self.target.patience.as_millis() as u64;
-        let mut told = self.ask(&serde_json::json!({ "do": "await", "ms": ms }))?;
+        let until = Instant::now() + self.target.patience;
+        let command = serde_json::json!({ "do": "await", "ms": 50, "try": 1 });
+        let mut told = loop {
+            let notes = self.outcome.notes.len();
+            let told = self.ask(&command)?;
+            if told["done"] == 1 {
+                break told;
+            }
+            if Instant::now() > until {
+                bail!("the agent has no Request: {}", told["reason"]);
+            }
+            self.outcome.notes.truncate(notes);
+            // A lost Request is sent again.
+            let soon = Instant::now() + Duration::from_millis(5);
+            if let Some(stream) = &mut self.stream {
+                while stream.tcp.pump(soon) {}
+            }
+        };
         told["event"] = "request".into();
         if self.case.start == Start::Asked {
             self.told = Some(told);
