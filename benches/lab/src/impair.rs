@@ -77,7 +77,7 @@ pub struct Direction {
     pub mss: u16,
     /// Share of lost ACKs without data.
     pub ack_loss: f64,
-    /// One of so many ACKs without data passes; zero: all.
+    /// One of so many ACKs without data passes, or one in 50 ms; zero: all.
     pub ack_every: u64,
     /// Each ACK becomes this number of ACKs that advance by equal parts; zero: as it comes.
     pub ack_split: u32,
@@ -277,6 +277,9 @@ const CONTROL: u8 = 0x07;
 /// Where the flags stand in a TCP header.
 const FLAGS: usize = 13;
 
+/// Longest time in which `ack_every` passes no ACK.
+const LONGEST_WITHOUT_ACK: Duration = Duration::from_millis(50);
+
 /// Largest IP packet of an Ethernet frame, for the queue of a bottleneck.
 const FRAME_BITS: u64 = 8 * 1500;
 
@@ -404,8 +407,9 @@ pub struct Impairer {
     /// Segments that the current burst still takes.
     burst: u32,
     paused_until: Option<Instant>,
-    /// ACKs without data.
+    /// ACKs without data, and when the last one passed.
     acks: u64,
+    ack_passed: Instant,
     last_ack: Option<u32>,
     /// When the bottleneck has sent all that waits.
     free_at: Option<Instant>,
@@ -420,6 +424,7 @@ impl Impairer {
             burst: 0,
             paused_until: None,
             acks: 0,
+            ack_passed: Instant::now(),
             last_ack: None,
             free_at: None,
         }
@@ -452,8 +457,14 @@ impl Impairer {
             return false;
         }
         self.acks += 1;
-        let is_between = plan.ack_every > 0 && !self.acks.is_multiple_of(plan.ack_every);
-        ack_loss < plan.ack_loss || is_between
+        let is_between = plan.ack_every > 0
+            && !self.acks.is_multiple_of(plan.ack_every)
+            && self.ack_passed.elapsed() < LONGEST_WITHOUT_ACK;
+        let is_lost = ack_loss < plan.ack_loss || is_between;
+        if !is_lost {
+            self.ack_passed = Instant::now();
+        }
+        is_lost
     }
 
     /// Time until a bottleneck has sent a packet of `length` octets; `None`: its queue is full.
