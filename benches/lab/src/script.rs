@@ -1554,7 +1554,7 @@ impl Script<'_> {
                 }
                 Err(Broken { text, event }) => {
                     self.outcome.notes.push(text);
-                    event
+                    *event
                 }
             },
             _ if alternatives.iter().any(|a| a.name == "lives") => match self.stream()?.lives() {
@@ -1565,7 +1565,7 @@ impl Script<'_> {
                 }
                 Err(Broken { text, event }) => {
                     self.outcome.notes.push(text);
-                    event
+                    *event
                 }
             },
             _ => {

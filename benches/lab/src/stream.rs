@@ -134,7 +134,7 @@ impl Event {
 #[derive(Debug)]
 pub struct Broken {
     pub text: String,
-    pub event: Event,
+    pub event: Box<Event>,
 }
 
 /// Memory of the target that the lab may write and read.
@@ -552,7 +552,7 @@ impl Stream {
     fn broken(&self, what: &str, event: Event) -> Broken {
         Broken {
             text: format!("{what}; the target's next step: {}", event.describe()),
-            event,
+            event: Box::new(event),
         }
     }
 
@@ -635,7 +635,7 @@ impl Stream {
                 );
                 Err(Broken {
                     text,
-                    event: event.clone(),
+                    event: Box::new(event.clone()),
                 })
             }
             _ => Ok(()),

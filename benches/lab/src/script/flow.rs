@@ -27,11 +27,7 @@ fn payload(seen: &[SeenFpdu]) -> u64 {
 }
 
 fn percent(part: usize, all: usize) -> u64 {
-    if all == 0 {
-        0
-    } else {
-        (100 * part / all) as u64
-    }
+    (100 * part).checked_div(all).unwrap_or(0) as u64
 }
 
 /// Value of a field of the flow.

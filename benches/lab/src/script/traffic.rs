@@ -257,6 +257,7 @@ impl Flow<'_> {
                     self.plan.rounds,
                     event.describe()
                 );
+                let event = Box::new(event);
                 return Err(Broken { text, event });
             }
             for _ in before..self.done() {
@@ -420,7 +421,7 @@ impl Script<'_> {
         Ok(match result {
             Ok(()) if served["ended"] != "" => Err(Broken {
                 text: format!("the agent's stream ended: {served}"),
-                event: Event::Quiet,
+                event: Box::new(Event::Quiet),
             }),
             Ok(()) => Ok(figures),
             Err(broken) => Err(broken),
