@@ -17,13 +17,16 @@ use crate::tcb::timer::Timer;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::template::{SegmentFields, Template};
 
+/// No generation of the neighbour table.
+const FROM_FRAME: u32 = u32::MAX;
+
 /// The path of one connection.
 #[repr(C)]
 pub(crate) struct PathState {
     /// The headers of the connection's frames.
     pub template: Template,
     /// The generation of the neighbour table in which the template's destination was looked up; 0:
-    /// never.
+    /// there is none; [`FROM_FRAME`]: it is the source of a received frame.
     pub neighbour_generation: u32,
     /// Offset of the timestamp clock (RFC 7323 section 5.4).
     pub timestamp_offset: u32,
@@ -65,6 +68,13 @@ impl PathState {
         };
         meta.self_addressed = tcb.has(ConnectionFlags::SELF_ADDRESSED);
         meta.connection = Some(cx.id);
+    }
+
+    /// Takes the source of a received frame for the link-layer destination of a reset, which may become due
+    /// before the first lookup.
+    pub(crate) fn set_source_of_frame(&mut self, mac: [u8; 6]) {
+        self.template.set_destination(mac);
+        self.neighbour_generation = FROM_FRAME;
     }
 
     /// Returns whether the template has the current link-layer destination, after a lookup if

@@ -479,6 +479,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         key: &FlowKey,
         seg: &Segment,
         cookie: &ReturnedCookie,
+        src_mac: [u8; 6],
     ) -> Option<u32> {
         let socket = self.shared.listeners.get_mut(cookie.listener)?;
         if socket.ready >= socket.backlog {
@@ -498,6 +499,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let conn = &mut self.slots[index];
         conn.listener = cookie.listener;
         conn.path.timestamp_offset = offset;
+        conn.path.set_source_of_frame(src_mac);
         conn.apply_peer_syn(
             &mut self.shared.context_of(conn.id(index)),
             &cookie.syn(seg),

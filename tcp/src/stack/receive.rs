@@ -400,7 +400,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     let CookieAck::Proof(cookie) = ack else {
                         return false;
                     };
-                    let Some(i) = self.open_from_cookie(key, seg, &cookie) else {
+                    let Some(i) = self.open_from_cookie(key, seg, &cookie, origin.src_mac) else {
                         return false;
                     };
                     self.last_connection = i;

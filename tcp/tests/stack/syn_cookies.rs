@@ -123,6 +123,32 @@ fn a_lost_ack_is_made_good_by_the_data_behind_it() {
     assert_eq!(lab.read(1, server), b"first words");
 }
 
+/// No segment has been sent to the peer yet, so its neighbour was not looked up.
+#[test]
+fn a_connection_from_a_cookie_that_is_aborted_at_once_resets_its_peer() {
+    let mut lab = Lab::new();
+    lab.net.hosts[1].listen(None, 90, 4, 0).unwrap();
+    fill(&mut lab, 90, 50);
+    let now = lab.net.now;
+    lab.net.hosts[0]
+        .connect(now, None, None, "10.0.0.2:90".parse().unwrap(), 0)
+        .unwrap();
+    let limit = now + Duration::from_millis(20);
+    let accepted = loop {
+        if let Some((id, _, events)) = lab.net.hosts[1].next_event()
+            && events.contains(Events::ACCEPTED)
+        {
+            break id;
+        }
+        assert!(lab.net.step(limit), "no connection");
+    };
+    assert_eq!(lab.net.hosts[1].stats().cookies_recv, 1);
+    let now = lab.net.now;
+    lab.net.hosts[1].abort(now, accepted);
+    lab.run_ms(5);
+    assert!(lab.got(0).contains(Events::RESET));
+}
+
 /// The segments behind the one that proves the cookie arrive first, or while the backlog is full.
 #[test]
 fn data_behind_a_lost_cookie_does_not_reset_the_connection() {
