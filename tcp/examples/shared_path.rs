@@ -13,6 +13,8 @@ const FAIR: SharedPath = SharedPath {
     queue: 256,
     mtu: 1500,
     tso: true,
+    delayed_ack: Duration::from_millis(1),
+    coalesce: Duration::ZERO,
     before: Duration::from_millis(200),
     measured: Duration::from_millis(200),
 };

@@ -1,10 +1,12 @@
 //! Runs seeds until one fails or all are done:
 //! `cargo run -p siw-tcp --release --example soak -- --seeds 1000000 --from 0 --threads 4`.
 //!
-//! Without `--transfers` they are those of `siw_tcp::sim::seeds`: a seed that fails is printed with
-//! its last frames and the command that runs it again; `--describe` prints what a seed draws. With
-//! it they are the bulk transfers of `tests/stack/impaired.rs`, of which one that fails leaves a pcapng in
-//! `--dir` (here).
+//! Without `--transfers` and `--shared` they are those of `siw_tcp::sim::seeds`: a seed that fails is
+//! printed with its last frames and the command that runs it again; `--describe` prints what a seed
+//! draws, and `--varied` counts from `seeds::FIRST_VARIED_SEED`, for peers and paths of other kinds too. With
+//! `--transfers` they are the bulk transfers of `tests/stack/impaired.rs`, of which one that fails
+//! leaves a pcapng in `--dir` (here). With `--shared` they are flows that share a drawn path
+//! (`SharedPath::draw`); the sums are of thousandths.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -16,10 +18,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::scenario;
+use siw_tcp::sim::SharedPath;
 use siw_tcp::sim::seeds::{self, SeedOutcome};
 
 const USAGE: &str = "usage: soak [--seeds N] [--from SEED] [--threads T] [--frames N] [--keep-going] \
-                     [--json] [--describe] [--transfers [--dir PATH]]";
+                     [--json] [--describe] [--varied] [--transfers [--dir PATH]] [--shared]";
 
 /// How often progress is reported.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
@@ -34,6 +37,7 @@ struct SoakArgs {
     json: bool,
     describe: bool,
     transfers: bool,
+    shared: bool,
 }
 
 fn parse_args() -> Result<SoakArgs, String> {
@@ -47,7 +51,9 @@ fn parse_args() -> Result<SoakArgs, String> {
         json: false,
         describe: false,
         transfers: false,
+        shared: false,
     };
+    let mut is_varied = false;
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut number = || -> Result<u64, String> {
@@ -65,9 +71,14 @@ fn parse_args() -> Result<SoakArgs, String> {
             "--keep-going" => args.keep_going = true,
             "--json" => args.json = true,
             "--describe" => args.describe = true,
+            "--varied" => is_varied = true,
             "--transfers" => args.transfers = true,
+            "--shared" => args.shared = true,
             _ => return Err(format!("{word} is unknown\n{USAGE}")),
         }
+    }
+    if is_varied && args.from < seeds::FIRST_VARIED_SEED {
+        args.from += seeds::FIRST_VARIED_SEED;
     }
     Ok(args)
 }
@@ -86,8 +97,19 @@ fn run_seed(args: &SoakArgs, seed: u64) -> Result<CounterRows, String> {
             }
         };
     }
+    if args.shared {
+        let path = SharedPath::draw(seed);
+        let shares = path.measure();
+        shares
+            .judge()
+            .inspect_err(|why| eprintln!("seed {seed}, {path:?}: {why}"))?;
+        return Ok(shares.rows().to_vec());
+    }
     match seeds::run_seed(seed, args.frames) {
-        Ok(outcome) => Ok(SeedOutcome::rows(&outcome).to_vec()),
+        Ok(outcome) => {
+            let rows = SeedOutcome::rows(&outcome).into_iter();
+            Ok(rows.chain(outcome.varied_rows()).collect())
+        }
         Err(failure) => {
             eprintln!("{failure}");
             Err(failure.why)
@@ -114,7 +136,11 @@ fn main() -> ExitCode {
         }
     };
     if args.describe {
-        println!("{}", seeds::describe_seed(args.from));
+        if args.shared {
+            println!("{:#?}", SharedPath::draw(args.from));
+        } else {
+            println!("{}", seeds::describe_seed(args.from));
+        }
         return ExitCode::SUCCESS;
     }
     let end = args.from.saturating_add(args.seeds);

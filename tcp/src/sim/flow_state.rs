@@ -143,6 +143,9 @@ pub(super) struct Flow {
     /// initial sequence number; the other end keeps the first SYN-ACK. Segments of the half-open
     /// connection say nothing about this one.
     pub(super) answered_anew: Option<(usize, u32)>,
+    /// This host answered a repeated SYN anew, before the peer had answered its SYN-ACK with this initial
+    /// sequence number.
+    pub(super) replaced: Option<(usize, u32)>,
 }
 
 impl Flow {

@@ -36,6 +36,11 @@ pub struct Impairment {
     pub icmp_error: f64,
     /// Probability that the window of a segment is reduced in transit, possibly to zero.
     pub shrink: f64,
+    /// Arrivals wait for a multiple of this time, and consecutive segments then arrive as one, as from
+    /// a port that moderates interrupts and coalesces received frames; zero: never.
+    pub coalesce: Duration,
+    /// ACKs lose their D-SACK blocks, as if their sender knew only RFC 2018.
+    pub strips_dsack: bool,
 }
 
 impl Impairment {
@@ -56,6 +61,8 @@ impl Impairment {
             mtu: 0,
             icmp_error: 0.0,
             shrink: 0.0,
+            coalesce: Duration::ZERO,
+            strips_dsack: false,
         }
     }
 }

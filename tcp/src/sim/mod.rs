@@ -11,6 +11,7 @@ pub mod forge;
 mod impairment;
 mod leaks;
 mod mangle;
+mod peers;
 mod rng;
 pub mod seeds;
 mod shared_path;
@@ -98,6 +99,10 @@ pub struct SimNet<R> {
     pub marked: u64,
     /// Segments whose window was reduced.
     pub shrunk: u64,
+    /// Segments that arrived as part of a super-segment.
+    pub coalesced: u64,
+    /// D-SACK blocks that were removed.
+    pub dsacks_stripped: u64,
     /// Packets longer than the MTU of a link.
     pub too_big: u64,
     /// To test the tests: in every `forge`-th frame, a payload byte is changed and the checksum
@@ -169,6 +174,8 @@ impl<R: RecordBytes> SimNet<R> {
             carried: 0,
             marked: 0,
             shrunk: 0,
+            coalesced: 0,
+            dsacks_stripped: 0,
             too_big: 0,
             forge: 0,
         }
@@ -208,6 +215,11 @@ impl<R: RecordBytes> SimNet<R> {
     }
 
     fn carry_damaged(&mut self, to: usize, at: u64, frame: Vec<u8>, intact: bool) {
+        let moderation = self.links[1 - to].what.coalesce.as_nanos() as u64;
+        let at = match moderation {
+            0 => at,
+            _ => at.next_multiple_of(moderation),
+        };
         self.serial += 1;
         self.frames.insert(self.serial, (frame, intact));
         self.arrivals.push(Reverse((at, self.serial, to)));
@@ -290,6 +302,9 @@ impl<R: RecordBytes> SimNet<R> {
         if impairment.shrink > 0.0 && rng.chance(impairment.shrink) {
             let share = if rng.chance(0.3) { 0 } else { rng.below(256) };
             self.shrunk += u64::from(mangle::shrink_window(&mut frame, share as u8));
+        }
+        if impairment.strips_dsack {
+            self.dsacks_stripped += u64::from(peers::strip_dsack(&mut frame));
         }
         link.in_burst = if link.in_burst {
             !rng.chance(impairment.burst.1)
@@ -395,7 +410,7 @@ impl<R: RecordBytes> SimNet<R> {
             return false;
         }
         self.now = self.now.max(Instant(next));
-        let mut bursts: [Vec<VecBuf>; 2] = [vec![], vec![]];
+        let mut bursts: [Vec<(Vec<u8>, bool)>; 2] = [vec![], vec![]];
         while let Some(&Reverse((at, serial, to))) = self.arrivals.peek() {
             if at > self.now.0 {
                 break;
@@ -413,7 +428,7 @@ impl<R: RecordBytes> SimNet<R> {
                 if intact && let Some(oracle) = &mut self.oracle {
                     oracle.on_arrival(self.now, to, &frame);
                 }
-                bursts[to].push(frame.into());
+                bursts[to].push((frame, intact));
             }
         }
         let info = FrameInfo {
@@ -423,7 +438,14 @@ impl<R: RecordBytes> SimNet<R> {
         for (host, burst) in bursts.into_iter().enumerate() {
             if !burst.is_empty() {
                 let now = self.clock(host);
-                let burst = burst.into_iter().map(|frame| (frame, info));
+                let burst: Vec<_> = if self.links[1 - host].what.coalesce.is_zero() {
+                    burst.into_iter().map(|(frame, _)| frame).collect()
+                } else {
+                    let (frames, joined) = peers::coalesce(burst);
+                    self.coalesced += joined;
+                    frames
+                };
+                let burst = burst.into_iter().map(|frame| (frame.into(), info));
                 self.hosts[host].receive_burst(now, burst);
             }
         }

@@ -25,6 +25,12 @@ impl Rng {
             self.next_u64() % bound
         }
     }
+    /// Returns a number between the two, uniform on a logarithmic scale.
+    pub fn log_uniform(&mut self, low: u64, high: u64) -> u64 {
+        let (low_bits, high_bits) = ((low as f64).ln(), (high as f64).ln());
+        let part = self.below(1 << 20) as f64 / f64::from(1 << 20);
+        (low_bits + (high_bits - low_bits) * part).exp() as u64
+    }
     /// Returns `true` with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         ((self.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64

@@ -4,11 +4,16 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::{Impairment, Pattern, SimNet, host_config};
+use super::{Impairment, Pattern, Rng, SimNet, host_config};
 use crate::base::events::Events;
 use crate::config::{CongestionControl, TsoLimits};
 
 const PORT: u16 = 7000;
+
+/// Least Jain's index, share of the slowest flow, and share of the rate on a drawn path.
+const JAIN_MIN: f64 = 0.8;
+const LEAST_MIN: f64 = 0.2;
+const GOODPUT_MIN: f64 = 0.9;
 
 /// The path, and the flows over it, which start to send at the same time, once all are connected.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +31,10 @@ pub struct SharedPath {
     pub mtu: u16,
     /// The port segments super-segments.
     pub tso: bool,
+    /// Delay of the receiver's ACKs.
+    pub delayed_ack: Duration,
+    /// The receiver's port coalesces segments that arrive within this time; zero: it does not.
+    pub coalesce: Duration,
     /// Virtual time before the measurement, and of the measurement.
     pub before: Duration,
     /// See `before`.
@@ -47,15 +56,85 @@ pub struct PathShares {
     pub segments_per_frame: f64,
 }
 
+impl PathShares {
+    /// Checks the shares against the floors of a drawn path.
+    ///
+    /// # Errors
+    /// Flows share the path unfairly, or do not fill it.
+    pub fn judge(&self) -> Result<(), String> {
+        let floors = [
+            ("Jain's index", self.jain, JAIN_MIN),
+            ("share of the slowest flow", self.least, LEAST_MIN),
+            ("goodput", self.goodput, GOODPUT_MIN),
+        ];
+        match floors.iter().find(|(_, value, floor)| value < floor) {
+            Some((name, value, floor)) => {
+                Err(format!("{name} {value:.3} is below {floor}: {self:.3?}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Name and value of each share, in thousandths.
+    pub fn rows(&self) -> [(&'static str, u64); 5] {
+        let shares = [
+            ("jain", self.jain),
+            ("least", self.least),
+            ("goodput", self.goodput),
+            ("retransmitted", self.retransmitted),
+            ("segments_per_frame", self.segments_per_frame),
+        ];
+        shares.map(|(name, share)| (name, (share * 1000.0) as u64))
+    }
+}
+
 impl SharedPath {
+    /// Draws a path and its flows from a seed. Path and queue hold eight segments of each flow, so that
+    /// no flow depends on timeouts; the time suffices for hundreds of round trips.
+    pub fn draw(seed: u64) -> SharedPath {
+        let rng = &mut Rng::new(seed ^ 0x000f_a1b0_55ed);
+        let mtu = [1500, 1500, 1450, 9000][rng.below(4) as usize];
+        let rate = rng.log_uniform(100_000_000, 10_000_000_000);
+        let frame = Duration::from_nanos((u64::from(mtu) + 38) * 8_000_000_000 / rate);
+        // Frames that the path holds.
+        let held = rng.log_uniform(4, 300);
+        let delay = frame * held as u32 / 2;
+        let flows = 2 + rng.below(31);
+        let queue = (flows * 8).saturating_sub(held).max(held / 2).max(20) + rng.below(200);
+        let round_trip = 2 * delay + frame * queue as u32;
+        let time = (round_trip * 300).max(frame * flows as u32 * 500);
+        let late = Duration::from_millis(40);
+        SharedPath {
+            flows: flows as usize,
+            rate,
+            delay,
+            queue: queue as usize,
+            mtu,
+            tso: rng.chance(0.5),
+            delayed_ack: if rng.chance(0.3) {
+                late
+            } else {
+                Duration::from_millis(1)
+            },
+            coalesce: if rng.chance(0.3) {
+                frame * rng.below(16) as u32
+            } else {
+                Duration::ZERO
+            },
+            before: time,
+            measured: time,
+        }
+    }
+
     /// Sends from one host to the other, and measures at the receiver.
     pub fn measure(&self) -> PathShares {
         let mut link = Impairment::perfect(self.delay);
-        (link.rate, link.queue) = (self.rate, self.queue);
+        (link.rate, link.queue, link.coalesce) = (self.rate, self.queue, self.coalesce);
         let configs = [0, 1].map(|host| {
             let mut config = host_config(host);
             config.congestion = CongestionControl::Cubic;
             config.mtu = self.mtu;
+            config.delayed_ack = self.delayed_ack;
             // As siwd with a pool of 16384 buffers.
             config.recv_window = 1 << 20;
             config.recv_window_doublings = 5;

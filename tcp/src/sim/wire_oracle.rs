@@ -15,7 +15,7 @@
 //! needed (RFC 3708, RFC 3522). It also counts retransmissions whose ACK may have been delayed
 //! because the peer had to resolve its neighbour first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
@@ -39,6 +39,12 @@ pub struct WireOracle {
     current: HashMap<FlowEnds, usize>,
     /// The MTU of the path decreases in this run.
     path_narrows: bool,
+    /// Hosts answer SYNs with cookies: a late copy of the segment that returned a cookie opens a connection
+    /// anew after its reset.
+    pub sends_cookies: bool,
+    /// Endpoints between which a connection may have been opened anew from old segments: their frames are
+    /// no longer checked.
+    reopened: HashSet<FlowEnds>,
     /// The first rule violation.
     violation: Option<String>,
     tail_probes: [u64; 2],
@@ -123,6 +129,8 @@ impl WireOracle {
                     return None;
                 }
                 // The SYN-ACK of a connection that replaced an earlier half-open one.
+                self.flows[known?].replaced =
+                    self.flows[known?].sides[from].iss.map(|iss| (from, iss));
                 let side = &mut self.flows[known?].sides[from];
                 let (edge, received) = (side.edge, std::mem::take(&mut side.received));
                 *side = FlowSide {
@@ -140,6 +148,7 @@ impl WireOracle {
                 sides,
                 is_recut,
                 answered_anew: None,
+                replaced: None,
             });
             self.current.insert(ends, self.flows.len() - 1);
             return Some(self.flows.len() - 1);
@@ -188,8 +197,19 @@ impl WireOracle {
             self.searches[from] = Some(NeighbourSearch::Asked);
         }
         let view = tcp_view(frame)?;
+        if self.reopened.contains(&Self::ends_of(from, &view)) {
+            return None;
+        }
         let index = self.flow_of(from, &view)?;
         self.flows[index].is_recut |= stats.black_holes + stats.pmtu_reductions > 0;
+        // The peer answers a SYN-ACK that was in transit when its sender replaced the connection.
+        let is_replaced = self.flows[index].replaced.is_some_and(|(host, iss)| {
+            host != from && view.flags & ACK != 0 && view.ack == iss.wrapping_add(1)
+        });
+        if is_replaced || (self.sends_cookies && view.flags & RST != 0) {
+            self.reopened.insert(Self::ends_of(from, &view));
+            return None;
+        }
         if view.flags & RST != 0 {
             return None;
         }
@@ -509,6 +529,16 @@ impl WireOracle {
     /// Returns the newest connection between these endpoints.
     pub fn find_flow(&self, ends: &FlowEnds) -> Option<usize> {
         self.current.get(ends).copied()
+    }
+
+    /// Returns whether a connection between these endpoints may have been opened anew from old segments.
+    pub fn is_reopened(&self, ends: &FlowEnds) -> bool {
+        self.reopened.contains(ends)
+    }
+
+    /// Returns whether there is such a connection.
+    pub fn has_reopened(&self) -> bool {
+        !self.reopened.is_empty()
     }
 
     /// Returns the last recovery episode of one end of a connection before the frames that arrived at

@@ -93,6 +93,12 @@ impl<B: RecvBuf, R> Slots<B, R> {
         self.connections.len() - self.free.len()
     }
 
+    /// Number of slots, free ones included.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn len(&self) -> u32 {
+        self.connections.len() as u32
+    }
+
     /// Returns the occupied slots.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn occupied(&self) -> impl Iterator<Item = &Connection<B, R>> {

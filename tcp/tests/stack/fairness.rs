@@ -14,6 +14,8 @@ fn share(flows: usize, (rate, delay_us, queue): (u64, u64, usize), mtu: u16) -> 
         queue,
         mtu,
         tso: true,
+        delayed_ack: Duration::from_millis(1),
+        coalesce: Duration::ZERO,
         before: half,
         measured: half,
     };
@@ -53,5 +55,16 @@ fn one_flow_sends_super_segments_at_the_mtu_of_an_overlay() {
         let shares = share(1, (10_000_000_000, 25, 1000), mtu);
         assert!(shares.segments_per_frame > 1.5, "{shares:?}");
         assert!(shares.goodput > 0.9, "{shares:?}");
+    }
+}
+
+/// `cargo run -p siw-tcp --release --example soak -- --shared` runs any number of them.
+#[test]
+fn flows_of_drawn_paths_share_them_fairly() {
+    for seed in 0..4 {
+        let path = SharedPath::draw(seed);
+        if let Err(why) = path.measure().judge() {
+            panic!("seed {seed}, {path:?}: {why}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::base::time::Instant;
 use crate::config::StackConfig;
 use crate::sim::seeds::owner::ScriptedOwner;
 use crate::sim::seeds::plan::NetEvent;
-use crate::sim::seeds::run::SeedRun;
+use crate::sim::seeds::run::{LATE_ACK, SeedRun};
 use crate::stack::TcpInfo;
 
 /// Tolerance of a deadline: neighbours must be resolved, and timers are coarse.
@@ -88,6 +88,9 @@ impl SeedRun {
             return Ok(None);
         };
         let flow = oracle.find_flow(&self.flows[index].ends);
+        if oracle.is_reopened(&self.flows[index].ends) {
+            return Ok(None);
+        }
         let (heard_at, acked_at) = flow.map_or((owner.opened_at, owner.opened_at), |flow| {
             oracle.last_heard(flow, host)
         });
@@ -193,6 +196,9 @@ impl SeedRun {
         let Some(oracle) = &self.net.oracle else {
             return Ok(());
         };
+        if oracle.has_reopened() {
+            return Ok(());
+        }
         let heard = oracle.touched.iter().filter(|(_, to)| *to == host);
         let episodes: Vec<_> = heard
             .map(|(flow, _)| oracle.last_episode(*flow, host, self.net.now))
@@ -220,6 +226,11 @@ impl SeedRun {
         let Some(owner) = &flow.owners[host] else {
             return Ok(());
         };
+        let oracle = self.net.oracle.as_ref();
+        let is_reopened = oracle.is_some_and(|oracle| oracle.is_reopened(&flow.ends));
+        if is_reopened {
+            return Ok(());
+        }
         let peer = flow.owners[1 - host].as_ref();
         if events.contains(Events::PEER_FIN)
             && let Some(peer) = peer
@@ -263,7 +274,14 @@ impl SeedRun {
         if flow.is_reused && !is_connected && waited <= time_wait + rto_max {
             return Ok(());
         }
-        let expects_reset = peer.is_some_and(|peer| peer.is_aborted || peer.released_at.is_some());
+        // An owner that has released its connection cannot take data, and waits neither for a reader nor,
+        // once everything has arrived, for the FIN.
+        let may_reset = !self.plan.is_varied
+            || peer.is_none_or(|peer| owner.pushed != peer.received)
+            || owner.events.contains(Events::PEER_FIN)
+            || self.net.now < owner.reads_from + MARGIN;
+        let expects_reset =
+            peer.is_some_and(|peer| peer.is_aborted || (peer.released_at.is_some() && may_reset));
         // The peer gives up if an owner does not read for too long.
         let is_stopped = peer.is_some_and(|peer| !peer.is_reading(self.net.now));
         let gives_up = Events::RESET | Events::TIMED_OUT;
@@ -284,8 +302,17 @@ impl SeedRun {
             let link = &self.plan.links[from];
             !link.jitter.is_zero() || link.reorder > 0.0 || link.shrink > 0.0 || link.rate > 0
         };
-        let delays = |event: &(Duration, NetEvent)| matches!(event.1, NetEvent::Delay { .. });
+        // A forged SYN is answered until its timeouts end, as is data on which a receiver reneged.
+        use NetEvent::{Delay, FillBacklog, Renege};
+        let delays = |(_, event): &(Duration, NetEvent)| {
+            matches!(event, Delay { .. } | FillBacklog { .. } | Renege { .. })
+        };
         if jitters(0) || jitters(1) || self.plan.events.iter().any(delays) {
+            return Ok(());
+        }
+        // A peer may delay its ACK for longer than the timeout.
+        let is_late = |config: &StackConfig| config.delayed_ack >= LATE_ACK;
+        if self.plan.configs.iter().any(is_late) {
             return Ok(());
         }
         let net = &self.net;

@@ -15,6 +15,10 @@
 //!   retransmission;
 //! - at the end no slot, timer or buffer is in use.
 //!
+//! From [`FIRST_VARIED_SEED`] on, seeds also draw peers and paths of other kinds: super-segments at the
+//! receiver, SYN cookies, receivers that renege, delayed ACKs of 40 and 200 ms, ACKs without D-SACK, and
+//! slow links, on which a peer that closes must not reset.
+//!
 //! [`run_seed`] runs one seed; `tests/stack/seeds.rs` runs many, `examples/soak.rs` any number.
 
 mod judge;
@@ -27,6 +31,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
+pub use crate::sim::seeds::plan::FIRST_VARIED_SEED;
 use crate::sim::seeds::run::SeedRun;
 use crate::sim::wire_view::FrameLine;
 
@@ -61,10 +66,23 @@ pub struct SeedOutcome {
     pub deaths: u64,
     /// Virtual seconds.
     pub seconds: u64,
+    /// Segments that arrived as part of a super-segment.
+    pub coalesced: u64,
+    /// Connections that a SYN cookie opened.
+    pub cookies: u64,
+    /// Buffers with reported data that a receiver dropped.
+    pub reneged: u64,
+    /// D-SACK blocks that did not reach the sender.
+    pub dsacks_stripped: u64,
+    /// ACKs that hosts delayed by 40 ms or more.
+    pub late_acks: u64,
+    /// Connections that an owner released on a slow path before all data was acknowledged, and whose peer
+    /// received everything.
+    pub slow_closes: u64,
 }
 
 impl SeedOutcome {
-    /// Name and value of each counter.
+    /// Name and value of each counter that seeds of both kinds have.
     pub fn rows(&self) -> [(&'static str, u64); 14] {
         [
             ("connections", self.connections),
@@ -84,6 +102,18 @@ impl SeedOutcome {
         ]
     }
 
+    /// Name and value of each counter that only seeds from [`FIRST_VARIED_SEED`] on have.
+    pub fn varied_rows(&self) -> [(&'static str, u64); 6] {
+        [
+            ("coalesced", self.coalesced),
+            ("cookies", self.cookies),
+            ("reneged", self.reneged),
+            ("dsacks_stripped", self.dsacks_stripped),
+            ("late_acks", self.late_acks),
+            ("slow_closes", self.slow_closes),
+        ]
+    }
+
     /// Adds the counters of another run.
     pub fn add(&mut self, other: &SeedOutcome) {
         self.connections += other.connections;
@@ -100,6 +130,12 @@ impl SeedOutcome {
         self.unopened += other.unopened;
         self.deaths += other.deaths;
         self.seconds += other.seconds;
+        self.coalesced += other.coalesced;
+        self.cookies += other.cookies;
+        self.reneged += other.reneged;
+        self.dsacks_stripped += other.dsacks_stripped;
+        self.late_acks += other.late_acks;
+        self.slow_closes += other.slow_closes;
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) struct ScriptedOwner {
     script: VecDeque<OwnerStep>,
     /// Time of the network at which the script continues.
     ready_at: Instant,
-    reads_from: Instant,
+    pub(super) reads_from: Instant,
     read_step: usize,
     salt: u64,
     peer_salt: u64,
@@ -28,6 +28,8 @@ pub(super) struct ScriptedOwner {
     pub(super) is_closed: bool,
     pub(super) is_aborted: bool,
     pub(super) released_at: Option<Instant>,
+    /// Bytes that were not acknowledged when the connection was released.
+    pub(super) unacked_at_release: u32,
     pub(super) opened_at: Instant,
 }
 
@@ -56,6 +58,7 @@ impl ScriptedOwner {
             is_closed: false,
             is_aborted: false,
             released_at: None,
+            unacked_at_release: 0,
             opened_at: now,
         }
     }
@@ -222,8 +225,11 @@ impl ScriptedOwner {
     /// Releases the connection unless already released.
     pub(super) fn release(&mut self, net: &mut SimNet<Pattern>) {
         if self.released_at.is_none() {
-            let clock = net.clock(self.host);
-            net.hosts[self.host].release(clock, self.id);
+            let (clock, stack) = (net.clock(self.host), &mut net.hosts[self.host]);
+            if let Some(info) = stack.tcp_info(self.id) {
+                self.unacked_at_release = info.unsent + info.in_flight;
+            }
+            stack.release(clock, self.id);
             self.released_at = Some(net.now);
         }
     }

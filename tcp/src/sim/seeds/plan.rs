@@ -51,6 +51,10 @@ pub(super) enum NetEvent {
     },
     /// A router reports a soft error about the last segment that this host sent.
     SoftError { to: usize, kind: usize },
+    /// The host drops all data received out of order, though it has reported it.
+    Renege { host: usize },
+    /// SYNs of others fill the backlog of the listener for this connection.
+    FillBacklog { connection: usize },
     /// An attacker repeats old segments of the first connection towards this host.
     Flood { to: usize, frames: u32 },
 }
@@ -80,17 +84,21 @@ pub(super) struct SeedPlan {
     pub(super) before_wrap: [u32; 2],
     /// No frame is lost, late, damaged or cut, and no host dies.
     pub(super) is_clean: bool,
+    /// Connections that may wait on a listener.
+    pub(super) backlog: usize,
+    /// The seed draws peers and paths of other kinds, and a reset needs a reason even if it comes from a
+    /// peer that has released its connection.
+    pub(super) is_varied: bool,
+    /// The path carries a few megabits per second.
+    pub(super) is_slow: bool,
 }
+
+/// First seed that also draws peers and paths of other kinds. A seed below draws the same run
+/// as before they existed, so that the numbers of seeds that once failed remain valid.
+pub const FIRST_VARIED_SEED: u64 = 1 << 32;
 
 fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
-}
-
-/// Draws a number between the two on a logarithmic scale.
-fn log_uniform(rng: &mut Rng, low: u64, high: u64) -> u64 {
-    let (low_bits, high_bits) = ((low as f64).ln(), (high as f64).ln());
-    let part = rng.below(1 << 20) as f64 / f64::from(1 << 20);
-    (low_bits + (high_bits - low_bits) * part).exp() as u64
 }
 
 impl SeedPlan {
@@ -100,7 +108,7 @@ impl SeedPlan {
         let rng = &mut rng;
         let is_clean = rng.chance(0.15);
         // One-way delay, half of the round trip: up to 150 ms.
-        let delay = Duration::from_micros(log_uniform(rng, 5, 150_000));
+        let delay = Duration::from_micros(rng.log_uniform(5, 150_000));
         let mut links = [link(rng, delay, is_clean), link(rng, delay, is_clean)];
         let mut configs = [host_config(0), host_config(1)];
         let mtu = [1500, 1500, 9000, 1280][rng.below(4) as usize];
@@ -149,7 +157,7 @@ impl SeedPlan {
             0 => rng.below(4) as u32,
             _ => 1 + rng.below(u64::from(most.max(1))) as u32,
         });
-        SeedPlan {
+        let mut plan = SeedPlan {
             configs,
             links,
             clocks,
@@ -157,6 +165,75 @@ impl SeedPlan {
             events,
             before_wrap,
             is_clean,
+            backlog: 32,
+            is_varied: seed >= FIRST_VARIED_SEED,
+            is_slow: false,
+        };
+        if plan.is_varied {
+            plan.vary(&mut Rng::new(seed ^ 0x00de_f1ec_7ed5));
+        }
+        plan
+    }
+
+    /// Draws peers of other kinds: ports that coalesce received segments, delayed ACKs as of other
+    /// systems, no D-SACK, receivers that renege; listeners that answer with cookies; slow links.
+    fn vary(&mut self, rng: &mut Rng) {
+        for host in 0..2 {
+            let (config, link) = (&mut self.configs[host], &mut self.links[host]);
+            if rng.chance(0.4) {
+                // Linux, and the largest of others.
+                config.delayed_ack = millis([40, 40, 200][rng.below(3) as usize]);
+            }
+            if rng.chance(0.3) {
+                link.coalesce = Duration::from_micros(rng.log_uniform(1, 200));
+            }
+            link.strips_dsack = rng.chance(0.3);
+        }
+        if rng.chance(0.15) {
+            self.slow_down(rng);
+        }
+        if rng.chance(0.2) {
+            self.configs
+                .iter_mut()
+                .for_each(|config| config.syn_cookies = true);
+            self.backlog = 2;
+            let ends = |plan: &ConnectionPlan| (plan.opener, plan.local_port, plan.remote_port);
+            for (connection, plan) in self.connections.iter().enumerate() {
+                let same = self.connections.iter().filter(|it| ends(it) == ends(plan));
+                // No cookie replaces a connection in TIME-WAIT: its number would not be above the old.
+                if same.count() == 1 {
+                    self.events
+                        .push((plan.at, NetEvent::FillBacklog { connection }));
+                }
+            }
+        }
+        if !self.is_clean && rng.chance(0.3) {
+            let host = rng.below(2) as usize;
+            for _ in 0..1 + rng.below(20) {
+                let at = Duration::from_micros(rng.log_uniform(100, 5_000_000));
+                self.events.push((at, NetEvent::Renege { host }));
+            }
+        }
+        self.events.sort_by_key(|(at, _)| *at);
+    }
+
+    /// Makes the path slow, with room for everything that may be in flight, and lets hosts wait as
+    /// long as the frames of all connections take.
+    fn slow_down(&mut self, rng: &mut Rng) {
+        self.is_slow = true;
+        let rate = rng.log_uniform(1_000_000, 20_000_000);
+        for link in &mut self.links {
+            (link.rate, link.queue, link.mark) = (rate, 1_000_000, 0);
+        }
+        for config in &mut self.configs {
+            config.recv_window = config.recv_window.min(128 << 10);
+            config.initial_window = config.initial_window.min(10);
+            config.user_timeout = config.user_timeout.max(millis(40_000));
+            config.orphan_timeout = config.user_timeout;
+            (config.rto_initial, config.rto_max) = (millis(1_000), millis(60_000));
+            config.syn_retries = 6;
+            config.neighbours.retransmit = millis(10_000);
+            config.keepalive = None;
         }
     }
 }
@@ -246,8 +323,8 @@ fn configure(rng: &mut Rng, config: &mut StackConfig, delay: Duration) {
     config.orphan_timeout = config.user_timeout;
     config.syn_retries = 2 + rng.below(5) as u8;
     config.time_wait = millis(100 + rng.below(5_000));
-    config.neighbours.reachable = millis(log_uniform(rng, 20, 30_000));
-    config.neighbours.retransmit = millis(log_uniform(rng, 50, 1_000)).max(3 * delay);
+    config.neighbours.reachable = millis(rng.log_uniform(20, 30_000));
+    config.neighbours.retransmit = millis(rng.log_uniform(50, 1_000)).max(3 * delay);
     if rng.chance(0.4) {
         config.keepalive = Some(Keepalive {
             idle: millis(50 + rng.below(5_000)),
@@ -319,7 +396,7 @@ fn script(rng: &mut Rng, delay: Duration) -> Vec<OwnerStep> {
         };
         steps.push(match rng.below(10) {
             0..=4 => OwnerStep::Send {
-                bytes: log_uniform(rng, 1, 500_000) as u32,
+                bytes: rng.log_uniform(1, 500_000) as u32,
                 record,
             },
             5 => OwnerStep::Trickle {
@@ -328,8 +405,8 @@ fn script(rng: &mut Rng, delay: Duration) -> Vec<OwnerStep> {
                 pause: (delay / 2).mul_f64(rng.below(600) as f64 / 100.0)
                     + Duration::from_micros(100),
             },
-            6 | 7 => OwnerStep::Wait(millis(log_uniform(rng, 1, 4_000))),
-            8 => OwnerStep::StopReading(millis(log_uniform(rng, 10, 6_000))),
+            6 | 7 => OwnerStep::Wait(millis(rng.log_uniform(1, 4_000))),
+            8 => OwnerStep::StopReading(millis(rng.log_uniform(10, 6_000))),
             _ => OwnerStep::Wait(4 * delay),
         });
     }
@@ -354,11 +431,11 @@ fn script(rng: &mut Rng, delay: Duration) -> Vec<OwnerStep> {
 /// Draws cuts, deaths, restarts and path changes.
 fn misfortunes(rng: &mut Rng, delay: Duration, events: &mut Vec<(Duration, NetEvent)>, mtu: u16) {
     let soon = |rng: &mut Rng| {
-        delay.mul_f64(rng.below(4_000) as f64 / 100.0) + millis(log_uniform(rng, 1, 3_000))
+        delay.mul_f64(rng.below(4_000) as f64 / 100.0) + millis(rng.log_uniform(1, 3_000))
     };
     if rng.chance(0.2) {
         let at = soon(rng);
-        let until = at + millis(log_uniform(rng, 1, 20_000));
+        let until = at + millis(rng.log_uniform(1, 20_000));
         let both = rng.chance(0.5);
         for from in 0..2 {
             if both || from == rng.below(2) as usize {
@@ -381,7 +458,7 @@ fn misfortunes(rng: &mut Rng, delay: Duration, events: &mut Vec<(Duration, NetEv
         };
         events.push((at, NetEvent::LoseNeighbours { is_lost: true }));
         if rng.chance(0.6) {
-            let until = at + millis(log_uniform(rng, 10, 20_000));
+            let until = at + millis(rng.log_uniform(10, 20_000));
             events.push((until, NetEvent::LoseNeighbours { is_lost: false }));
         }
     }
@@ -393,13 +470,13 @@ fn misfortunes(rng: &mut Rng, delay: Duration, events: &mut Vec<(Duration, NetEv
         } else {
             events.push((at, NetEvent::Die { host }));
             events.push((
-                at + millis(log_uniform(rng, 1, 5_000)),
+                at + millis(rng.log_uniform(1, 5_000)),
                 NetEvent::Restart { host },
             ));
         }
     }
     if rng.chance(0.1) {
-        let delay = Duration::from_micros(log_uniform(rng, 5, 150_000));
+        let delay = Duration::from_micros(rng.log_uniform(5, 150_000));
         events.push((soon(rng), NetEvent::Delay { delay }));
     }
     if rng.chance(0.08) && mtu > 1280 {

@@ -26,6 +26,9 @@ const DRAIN_TIME: Duration = Duration::from_secs(600);
 const IDLE_STEPS: u64 = 400;
 const IDLE_STEPS_PER_SECOND: u64 = 50;
 
+/// Delay of an ACK by a peer of another kind.
+pub(super) const LATE_ACK: Duration = Duration::from_millis(40);
+
 /// Type and code of soft errors: network and host unreachable (IPv6: no route, address unreachable),
 /// time exceeded, parameter problem.
 const SOFT_ERRORS_V4: [[u8; 2]; 4] = [[3, 0], [3, 1], [11, 0], [12, 0]];
@@ -126,7 +129,9 @@ impl SeedRun {
         let offsets = clock_offsets(&plan, start);
         let mut net = SimNet::with_clocks(seed, plan.configs.clone(), plan.links, offsets);
         let narrows = |event: &(Duration, NetEvent)| matches!(event.1, NetEvent::Narrow { .. });
-        net.oracle = Some(WireOracle::new(plan.events.iter().any(narrows)));
+        let mut oracle = WireOracle::new(plan.events.iter().any(narrows));
+        oracle.sends_cookies = plan.configs.iter().any(|config| config.syn_cookies);
+        net.oracle = Some(oracle);
         let (cut, neighbours_lost) = (Rc::new(Cell::new([false; 2])), Rc::new(Cell::new(false)));
         let (is_cut, is_lost) = (cut.clone(), neighbours_lost.clone());
         net.filter = Some(Box::new(move |from, frame| {
@@ -210,7 +215,8 @@ impl SeedRun {
             .map(|plan| plan.remote_port)
             .collect();
         for port in ports {
-            let _ = self.net.hosts[host].listen(None, port, 32, 0); // the port may already be in use
+            let backlog = self.plan.backlog;
+            let _ = self.net.hosts[host].listen(None, port, backlog, 0); // the port may already be in use
         }
     }
 
@@ -251,6 +257,8 @@ impl SeedRun {
         self.outcome.frames = self.net.carried;
         self.outcome.lost = self.net.lost;
         self.outcome.damaged = self.net.damaged;
+        self.outcome.coalesced = self.net.coalesced;
+        self.outcome.dsacks_stripped = self.net.dsacks_stripped;
         self.outcome.wraps = oracle.wraps;
         self.outcome.seconds = (self.net.now - self.start).as_secs();
         let owners = self
@@ -258,7 +266,22 @@ impl SeedRun {
             .iter()
             .flat_map(|flow| flow.owners.iter().flatten());
         self.outcome.bytes = owners.map(|owner| owner.received).sum();
+        self.outcome.slow_closes = self.count_slow_closes();
         Ok(self.outcome)
+    }
+
+    /// Counts the connections of a slow path that were released with data on the way, all of which the
+    /// peer received.
+    fn count_slow_closes(&self) -> u64 {
+        let pairs = self.flows.iter().filter(|_| self.plan.is_slow);
+        let pairs = pairs.filter_map(|flow| match &flow.owners {
+            [Some(zero), Some(one)] => Some([(zero, one), (one, zero)]),
+            _ => None,
+        });
+        let is_graceful = |(owner, peer): &(&ScriptedOwner, &ScriptedOwner)| {
+            owner.unacked_at_release > 0 && owner.pushed == peer.received
+        };
+        pairs.flatten().filter(is_graceful).count() as u64
     }
 
     fn release_owners(&mut self, only_readers: bool) {
@@ -298,6 +321,10 @@ impl SeedRun {
         self.outcome.retransmits += stats.retrans_segs;
         self.outcome.timeouts += stats.timeouts;
         self.outcome.undone += stats.spurious;
+        self.outcome.cookies += stats.cookies_recv;
+        if self.plan.configs[host].delayed_ack >= LATE_ACK {
+            self.outcome.late_acks += stats.delayed_acks;
+        }
     }
 
     fn are_owners_done(&self) -> bool {
@@ -494,6 +521,10 @@ impl SeedRun {
                     self.set_links();
                 }
                 NetEvent::SoftError { to, kind } => self.report_soft_error(to, kind),
+                NetEvent::Renege { host } => {
+                    self.outcome.reneged += self.net.hosts[host].renege() as u64;
+                }
+                NetEvent::FillBacklog { connection } => self.fill_backlog(connection),
                 NetEvent::Flood { to, frames } => self.flood(to, frames),
             }
         }
@@ -520,6 +551,36 @@ impl SeedRun {
         let what = if view.source.is_ipv4() { v4 } else { v6 };
         let error = ends.icmp(what, [0; 4], quoted);
         self.net.inject_on_path(1 - to, error);
+    }
+
+    /// Sends SYNs of other hosts, which never answer, until the backlog of a listener is full.
+    fn fill_backlog(&mut self, connection: usize) {
+        let plan = &self.flows[connection].plan;
+        let to = 1 - plan.opener;
+        for other in 0..self.plan.backlog {
+            let source: IpAddr = if plan.is_v6 {
+                std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x99).into()
+            } else {
+                std::net::Ipv4Addr::new(10, 0, 0, 99).into()
+            };
+            let ends = Ends {
+                mac: [[2, 0, 0, 0, 0, 0x99], [2, 0, 0, 0, 0, to as u8 + 1]],
+                ip: [source, address(to, plan.is_v6)],
+            };
+            let mut syn = ends.tcp(&Tcp {
+                ports: [1024 + other as u16, plan.remote_port],
+                seq: 1,
+                flags: wire_view::SYN,
+                window: 1000,
+                options: &[2, 4, 5, 180],
+                ..Tcp::default()
+            });
+            if let Some(vlan) = self.plan.configs[to].vlan {
+                let [high, low] = vlan.to_be_bytes();
+                syn.splice(12..12, [0x81, 0, high, low]);
+            }
+            self.net.inject(1 - to, syn);
+        }
     }
 
     /// Sends segments below the window, forged in the name of the first connection's peer.
