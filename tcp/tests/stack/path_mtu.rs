@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::wire::{Lab, Seg, icmp_error, pattern};
-use siw_tcp::sim::host_config;
+use crate::common::{Transfer, configs, micros};
+use siw_tcp::sim::{Impairment, host_config};
 use siw_tcp::{ConnId, Events};
 
 const FRAG: [u8; 2] = [3, 4];
@@ -131,6 +132,31 @@ fn a_black_hole_is_found_by_silence_rfc_8899() {
         lab.run_ms(1);
         lab.send(0, client, b"x");
         assert_eq!(lab.net.hosts[0].effective_mss(client), 1448);
+    }
+}
+
+/// An outage loses short segments too, such as the ACKs of the peer.
+#[test]
+fn outages_of_50_ms_are_no_black_holes() {
+    for delay_us in [10, 1_000] {
+        let mut link = Impairment::perfect(micros(delay_us));
+        link.rate = 1_000_000_000;
+        let mut transfer = Transfer::new(9, configs(), [link; 2], [20_000_000; 2]);
+        transfer.connect(false);
+        let start = transfer.net.now;
+        let done = transfer.run_watching(Duration::from_secs(60), |net| {
+            let at = (net.now - start).as_millis() % 150;
+            let mut link = link;
+            link.loss = if at >= 100 { 1.0 } else { 0.0 };
+            (0..2).for_each(|host| net.set_link(host, link));
+        });
+        let stats = transfer.net.hosts[0].stats();
+        let (timeouts, holes) = (stats.timeouts, stats.black_holes);
+        println!("{delay_us} us: {timeouts} timeouts, {holes} black holes");
+        let time = transfer.net.now - start;
+        assert!(done, "{time:?}");
+        assert!(timeouts > 0, "no outage in {time:?}");
+        assert_eq!(holes, 0);
     }
 }
 
