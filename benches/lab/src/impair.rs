@@ -77,7 +77,7 @@ pub struct Direction {
     pub mss: u16,
     /// Share of lost ACKs without data.
     pub ack_loss: f64,
-    /// One of so many ACKs without data passes, or one in 50 ms; zero: all.
+    /// One of this number of ACKs without data passes, or one in 50 ms; zero: all.
     pub ack_every: u64,
     /// Each ACK becomes this number of ACKs that advance by equal parts; zero: as it comes.
     pub ack_split: u32,
