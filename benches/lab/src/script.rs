@@ -1393,17 +1393,21 @@ impl Script<'_> {
             one.to = one.to.wrapping_add(at as u64);
             one.mo = one.mo.wrapping_add(at as u32);
             self.emit_segment(one, own_msn, advertises, fields, words)?;
-            self.drain();
+            self.drain()?;
         }
         Ok(())
     }
 
     /// Waits while more octets than the target may have room for are on their way.
-    fn drain(&mut self) {
+    fn drain(&mut self) -> Result<()> {
         let until = Instant::now() + self.target.patience;
-        if let Some(Stream { tcp, .. }) = &mut self.stream {
-            while tcp.snd_nxt.wrapping_sub(tcp.snd_una) > IN_FLIGHT && tcp.pump(until) {}
+        let tcp = &mut self.stream()?.tcp;
+        while tcp.snd_nxt.wrapping_sub(tcp.snd_una) > IN_FLIGHT {
+            if tcp.ending.is_some() || !tcp.pump(until) {
+                bail!("the target does not take the segments of the message");
+            }
         }
+        Ok(())
     }
 
     fn emit_segment(
