@@ -361,6 +361,43 @@ static void call_librdmacm(void)
     FN(rdma_destroy_ep)(listener);
 }
 
+/* Functions and events that older headers lack. */
+static void call_newest_librdmacm(void)
+{
+    enum { ADDRINFO_RESOLVED = 16, USER = 18 };
+    int (*resolve)(struct rdma_cm_id *, const char *, const char *, const struct rdma_addrinfo *) =
+        find("rdma_resolve_addrinfo");
+    int (*query)(struct rdma_cm_id *, struct rdma_addrinfo **) = find("rdma_query_addrinfo");
+    int (*write_event)(struct rdma_cm_id *, int, int, uint64_t) = find("rdma_write_cm_event");
+    struct rdma_event_channel *channel = FN(rdma_create_event_channel)();
+    struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST }, *found = NULL;
+    struct rdma_addrinfo subnet = { .ai_flags = 0x10 };
+    struct rdma_cm_event *event;
+    struct rdma_cm_id *id;
+    CHECK(FN(rdma_create_id)(channel, &id, NULL, RDMA_PS_TCP) == 0);
+    FAILS_WITH(ENOENT, query(id, &found) == -1);
+    FAILS_WITH(EOPNOTSUPP, resolve(id, NULL, "7174", &subnet) == -1);
+    FAILS_WITH(ENODATA, resolve(id, "no address", "7174", &hints) == -1);
+    CHECK(resolve(id, "10.77.0.2", "7174", &hints) == 0);
+    FAILS_WITH(EBUSY, resolve(id, "10.77.0.2", "7174", &hints) == -1);
+    event = next_event(channel, ADDRINFO_RESOLVED);
+    CHECK(event->id == id && event->status == 0 && FN(rdma_ack_cm_event)(event) == 0);
+    CHECK(query(id, &found) == 0 && ((struct sockaddr_in *)found->ai_dst_addr)->sin_port == htons(7174));
+    FN(rdma_freeaddrinfo)(found);
+    FAILS_WITH(ENOENT, query(id, &found) == -1);
+
+    FAILS_WITH(EINVAL, write_event(id, RDMA_CM_EVENT_ESTABLISHED, 0, 0) == -1);
+    CHECK(write_event(id, USER, -7, 1ull << 40 | 5) == 0);
+    event = next_event(channel, USER);
+    CHECK(event->id == id && event->status == -7);
+    CHECK(*(uint64_t *)&event->param == (1ull << 40 | 5) && FN(rdma_ack_cm_event)(event) == 0);
+    /* A result that nobody took goes with its identifier. */
+    CHECK(resolve(id, "10.77.0.2", NULL, &hints) == 0);
+    acknowledge(channel, ADDRINFO_RESOLVED);
+    CHECK(FN(rdma_destroy_id)(id) == 0);
+    FN(rdma_destroy_event_channel)(channel);
+}
+
 static void call_rsockets(void)
 {
     socklen_t length = sizeof there;
@@ -421,6 +458,7 @@ int main(void)
     CHECK(library);
     call_libibverbs();
     call_librdmacm();
+    call_newest_librdmacm();
     call_rsockets();
     return 0;
 }

@@ -4,7 +4,7 @@ use super::sockaddr::{length_of, read_address, write_address};
 use crate::abi::*;
 use crate::status::set_errno;
 use std::ffi::{c_char, c_int};
-use std::mem::zeroed;
+use std::mem::{ManuallyDrop, zeroed};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
 
@@ -14,6 +14,26 @@ struct InfoObject {
     abi: rdma_addrinfo,
     src: libc::sockaddr_storage,
     dst: libc::sockaddr_storage,
+}
+
+/// A result that the program has not got yet.
+pub struct AddressInfo(pub *mut rdma_addrinfo);
+
+// SAFETY: the result is used by one thread at a time.
+unsafe impl Send for AddressInfo {}
+
+impl AddressInfo {
+    /// The result for the program, which frees it.
+    pub fn into_raw(self) -> *mut rdma_addrinfo {
+        ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for AddressInfo {
+    fn drop(&mut self) {
+        // SAFETY: from `getaddrinfo`, and not given to the program.
+        unsafe { freeaddrinfo(self.0) };
+    }
 }
 
 /// Chooses port space and queue pair type, each derived from the other if not given.

@@ -5,7 +5,10 @@
 use super::address::on_search_ended;
 use super::channel::{EventChannel, EventChannelObject};
 use super::id::{IdObject, fail, with_registered};
-use super::queue::{PlainEvent, QueuedEvent, RegisteredId};
+use super::queue::{
+    PlainEvent, QueuedEvent, RDMA_CM_EVENT_ADDRINFO_ERROR, RDMA_CM_EVENT_ADDRINFO_RESOLVED,
+    RDMA_CM_EVENT_USER, RegisteredId,
+};
 use crate::abi::*;
 use crate::status::{fail_errno, fail_with};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -87,6 +90,7 @@ fn dispatch(event: RdmaCmEvent) {
             kind,
             status,
             info: Some(Box::new(info)),
+            argument: 0,
         }));
     });
 }
@@ -101,6 +105,7 @@ fn dispatch_search_end(kind: rdma_cm_event_type, mut info: ConnectionInfo) {
                 kind,
                 status: -info.errno,
                 info: Some(Box::new(info)),
+                argument: 0,
             }));
         }
     });
@@ -149,6 +154,15 @@ fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
             let mut event = new_event(plain.id, plain.info.as_deref());
             event.abi.event = plain.kind;
             event.abi.status = plain.status;
+            if plain.kind == RDMA_CM_EVENT_USER {
+                // SAFETY: `arg` of the union, which older headers lack, is at its start, and shorter
+                // than the others.
+                unsafe {
+                    (&raw mut event.abi.param)
+                        .cast::<u64>()
+                        .write(plain.argument)
+                };
+            }
             with_registered(plain.id, |id| {
                 if id.is_closing() {
                     return None;
@@ -367,6 +381,9 @@ pub unsafe fn event_text(kind: rdma_cm_event_type) -> *const c_char {
         RDMA_CM_EVENT_MULTICAST_ERROR => c"RDMA_CM_EVENT_MULTICAST_ERROR",
         RDMA_CM_EVENT_ADDR_CHANGE => c"RDMA_CM_EVENT_ADDR_CHANGE",
         RDMA_CM_EVENT_TIMEWAIT_EXIT => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        RDMA_CM_EVENT_ADDRINFO_RESOLVED => c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+        RDMA_CM_EVENT_ADDRINFO_ERROR => c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+        RDMA_CM_EVENT_USER => c"RDMA_CM_EVENT_USER",
         _ => c"UNKNOWN EVENT",
     };
     text.as_ptr()

@@ -1,7 +1,9 @@
 //! The symbols of librdmacm, by version node.
 
 use super::unsupported as not;
-use super::{address, addrinfo, channel, connect, devices, endpoint, events, lifecycle, queues};
+use super::{
+    address, addrinfo, channel, connect, devices, endpoint, events, lifecycle, lookup, queues,
+};
 use crate::abi::*;
 use crate::export::export_symbols;
 use std::ffi::{c_char, c_int, c_void};
@@ -92,4 +94,16 @@ export_symbols! { "RDMACM_1.3":
     fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int = not::exchange_ece;
     fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int
         = connect::reject;
+}
+
+export_symbols! { "RDMACM_1.4":
+    fn rdma_resolve_addrinfo(
+        id: *mut rdma_cm_id, node: *const c_char, service: *const c_char,
+        hints: *const rdma_addrinfo,
+    ) -> c_int = lookup::resolve_addrinfo;
+    fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int
+        = lookup::query_addrinfo;
+    fn rdma_write_cm_event(
+        id: *mut rdma_cm_id, kind: rdma_cm_event_type, status: c_int, argument: u64,
+    ) -> c_int = lookup::write_cm_event;
 }

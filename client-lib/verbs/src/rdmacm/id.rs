@@ -1,6 +1,7 @@
 //! Identifiers (rdma_create_id(3)): the C struct, its state, and the table by which events find
 //! them. Synchronous ones have a channel of their own, on which each call waits for its event.
 
+use super::addrinfo::AddressInfo;
 use super::channel::{EventChannel, EventChannelObject};
 use super::queue::{QueuedEvent, RegisteredId};
 use super::sockaddr::write_address;
@@ -88,6 +89,8 @@ pub struct IdState {
     pub v6_only: bool,
     /// Bound to a loopback address: only peers with an address of siwd may connect.
     pub loopback_only: bool,
+    /// Result of rdma_resolve_addrinfo(3) that the program has not taken.
+    pub looked_up: Option<AddressInfo>,
     /// Attributes for the connections of rdma_create_ep(3) with RAI_PASSIVE.
     pub init_attr: Option<InitAttr>,
 }

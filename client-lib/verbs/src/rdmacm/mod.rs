@@ -12,6 +12,7 @@
 //! | `connect.rs` | connecting, listening, accepting, rejecting, disconnecting |
 //! | `queues.rs` | queue pairs and shared receive queues of identifiers |
 //! | `endpoint.rs`, `addrinfo.rs` | rdma_create_ep(3), rdma_get_request(3), rdma_getaddrinfo(3) |
+//! | `lookup.rs` | rdma_resolve_addrinfo(3), rdma_write_cm_event(3) |
 //! | `sockaddr.rs`, `unsupported.rs` | C addresses; features that iWARP does not have |
 //!
 //! All identifiers of a process use one connection to the daemon, so that a listener on all devices
@@ -27,6 +28,7 @@ mod events;
 mod exports;
 mod id;
 mod lifecycle;
+mod lookup;
 mod queue;
 mod queues;
 pub mod sockaddr;

@@ -4,6 +4,14 @@ use crate::abi::rdma_cm_event_type;
 use siw::{ConnectionInfo, ConnectionRequest};
 use std::ffi::c_int;
 
+// Kinds of events that older headers lack.
+/// rdma_resolve_addrinfo(3) has found an address.
+pub const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = 16;
+/// It has not.
+pub const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = 17;
+/// An event of the program itself (rdma_write_cm_event(3)).
+pub const RDMA_CM_EVENT_USER: rdma_cm_event_type = 18;
+
 /// The number of an identifier, never reused; it is the cookie of its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RegisteredId(pub u64);
@@ -28,6 +36,8 @@ pub struct PlainEvent {
     pub status: c_int,
     /// Connection data of the event.
     pub info: Option<Box<ConnectionInfo>>,
+    /// Argument of an event of the program itself.
+    pub argument: u64,
 }
 
 impl QueuedEvent {
@@ -38,6 +48,7 @@ impl QueuedEvent {
             kind,
             status,
             info: None,
+            argument: 0,
         })
     }
 
