@@ -205,10 +205,7 @@ impl Daemon {
 
 /// Workers are confined by default: a link or a driver that needs more system calls shows here.
 fn check_system_calls(log: &str) {
-    assert!(
-        !log.contains("system call that it may not make"),
-        "{log}"
-    );
+    assert!(!log.contains("system call that it may not make"), "{log}");
 }
 
 /// See [`Daemon::pause`].
