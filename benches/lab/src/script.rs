@@ -1689,7 +1689,8 @@ impl Script<'_> {
     fn decide(&mut self, alternative: &Alternative, good: bool, actual: &str) -> Result<bool> {
         if good {
             self.grade(alternative, actual);
-            return Ok(true);
+            // A missing feature is not asked for again.
+            return Ok(alternative.grade != Grade::NotSupported);
         }
         self.outcome.expected = vec![alternative.source.clone()];
         self.outcome.actual = actual.to_owned();
@@ -1712,7 +1713,10 @@ impl Script<'_> {
         };
         let found = alternatives.iter().find(|a| a.name == name);
         let good = found.is_some();
-        self.decide(found.unwrap_or(&alternatives[0]), good, &actual)
+        let first = &alternatives[0];
+        let goes_on = self.decide(found.unwrap_or(first), good, &actual)?;
+        // The steps behind a wanted connection need it.
+        Ok(goes_on && name == first.name)
     }
 
     /// Properties of the target's TCP and IP.
@@ -1732,7 +1736,7 @@ impl Script<'_> {
                 "df" => ip.map_or(0, |(fragment, _)| fragment.into()),
                 "pieces" => pieces,
                 "ttl" => ip.map_or(0, |(_, hops)| hops.into()),
-                "sack, pieces" => sacked,
+                "sack" => sacked,
                 other => bail!("{other} is no property of TCP here: mss, df, ttl, sack, pieces"),
             };
             actual.push(format!("{} {found}", comparison.field));
