@@ -667,17 +667,20 @@ static void do_limit(const char *line) {
     ok("");
 }
 
-/* The next asynchronous event of the device within the time: "limit", another one's number, or "none". */
+/* The next asynchronous event of the connection or of the shared receives within the time: "limit", another one's
+ * number, or "none". Events of connections before are passed over: one of them may come after its end. */
 static void do_async(const char *line) {
     if (!stream->id) return fail("no queue pair");
     struct pollfd ready = {.fd = stream->id->verbs->async_fd, .events = POLLIN};
     struct ibv_async_event event;
-    if (poll(&ready, 1, number(line, "ms", 2000)) != 1 || ibv_get_async_event(stream->id->verbs, &event))
-        return ok(",\"event\":\"none\"");
-    int kind = event.event_type;
-    ibv_ack_async_event(&event);
-    if (kind == IBV_EVENT_SRQ_LIMIT_REACHED) return ok(",\"event\":\"limit\"");
-    ok(",\"event\":\"%d\"", kind);
+    while (poll(&ready, 1, number(line, "ms", 2000)) == 1 && !ibv_get_async_event(stream->id->verbs, &event)) {
+        int kind = event.event_type;
+        int is_ours = event.element.qp == stream->id->qp || (shared && event.element.srq == shared);
+        ibv_ack_async_event(&event);
+        if (kind == IBV_EVENT_SRQ_LIMIT_REACHED) return ok(",\"event\":\"limit\"");
+        if (is_ours) return ok(",\"event\":\"%d\"", kind);
+    }
+    ok(",\"event\":\"none\"");
 }
 
 /* Traffic. */
