@@ -263,6 +263,15 @@ struct Mutants {
     output: PathBuf,
 }
 
+/// Prints formatted text; a reader that has seen enough, like head(1), ends the program.
+macro_rules! say {
+    ($($text:tt)*) => {
+        if let Err(error) = write!(std::io::stdout(), $($text)*) {
+            std::process::exit((error.kind() != std::io::ErrorKind::BrokenPipe).into());
+        }
+    };
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -283,7 +292,7 @@ fn main() -> ExitCode {
         Command::Replay { folder, cases } => replay(&folder, cases),
         Command::Compare { before, after } => compare_runs(&before, &after),
         Command::Matrix { folder } => record::matrix(&folder).map(|table| {
-            print!("{table}");
+            say!("{table}");
             true
         }),
         Command::Peer { folder, from } => peer_file(&folder, &from),
@@ -408,15 +417,15 @@ fn list(select: &Select, missing: bool, json: bool) -> Result<bool> {
             "missing": absent,
             "cases": chosen.map(rows).collect::<Vec<_>>(),
         });
-        println!("{}", serde_json::to_string_pretty(&value)?);
+        say!("{}\n", serde_json::to_string_pretty(&value)?);
         return Ok(true);
     }
     if missing {
         for case in &absent {
-            println!("{:8} {:10} {}", case.case, case.needs.name(), case.title);
+            say!("{:8} {:10} {}\n", case.case, case.needs.name(), case.title);
         }
-        println!(
-            "{} of {} cases exist; missing are {}",
+        say!(
+            "{} of {} cases exist; missing are {}\n",
             cases.len(),
             cases.len() + absent.len(),
             catalogue::summary(&absent)
@@ -438,8 +447,8 @@ fn list(select: &Select, missing: bool, json: bool) -> Result<bool> {
         } else {
             String::new()
         };
-        println!(
-            "{:8} {:6} {role} {}{times}",
+        say!(
+            "{:8} {:6} {role} {}{times}\n",
             case.id,
             case.level().name(),
             case.title
@@ -449,9 +458,9 @@ fn list(select: &Select, missing: bool, json: bool) -> Result<bool> {
         .values()
         .fold((0, 0), |sum, c| (sum.0 + c.0, sum.1 + c.1));
     for (group, (cases, instances)) in counts {
-        println!("{group}: {cases} cases, {instances} instances");
+        say!("{group}: {cases} cases, {instances} instances\n");
     }
-    println!("all: {} cases, {} instances", total.0, total.1);
+    say!("all: {} cases, {} instances\n", total.0, total.1);
     Ok(true)
 }
 
@@ -459,10 +468,10 @@ fn explain(id: &str) -> Result<bool> {
     let cases = built_in()?;
     let case = cases.iter().find(|c| c.id.eq_ignore_ascii_case(id));
     let case = case.with_context(|| format!("case {id} does not exist (siw-lab list)"))?;
-    println!("{} {}", case.id, case.title);
+    say!("{} {}\n", case.id, case.title);
     for rule in &case.rules {
-        println!(
-            "RFC {} section {}, {}: {}",
+        say!(
+            "RFC {} section {}, {}: {}\n",
             rule.rfc,
             rule.section,
             rule.level.name(),
@@ -470,21 +479,21 @@ fn explain(id: &str) -> Result<bool> {
         );
     }
     for remark in &case.remarks {
-        println!("{remark}");
+        say!("{remark}\n");
     }
     let role = match case.role {
         siw_lab::stream::Role::Responder => "the target runs rping -s",
         siw_lab::stream::Role::Initiator => "the target runs rping -c",
     };
-    println!("{role}; {} instances", case.instances().len());
+    say!("{role}; {} instances\n", case.instances().len());
     if !case.settings.is_empty() {
-        println!("settings of the target: {}", case.settings.join(" "));
+        say!("settings of the target: {}\n", case.settings.join(" "));
     }
     for (name, values) in &case.params {
-        println!("  {name}: {}", values.join(" "));
+        say!("  {name}: {}\n", values.join(" "));
     }
     for step in &case.steps {
-        println!("  {}", step.source);
+        say!("  {}\n", step.source);
     }
     Ok(true)
 }
@@ -499,7 +508,7 @@ fn check_cases(paths: &[PathBuf]) -> Result<bool> {
     if !errors.is_empty() {
         bail!("{}", errors.join("\n"));
     }
-    println!("{count} cases without an error");
+    say!("{count} cases without an error\n");
     Ok(true)
 }
 
@@ -781,20 +790,24 @@ fn judge_mutants(wanted: &Mutants) -> Result<bool> {
         if !wanted.json {
             let with = judged.with.map_or("not run", Verdict::name);
             let word = if judged.killed { "killed" } else { "SURVIVED" };
-            println!(
-                "{word:8} {:24} {:24} {with}: {}",
-                judged.mutant, judged.case, judged.reason
+            say!(
+                "{word:8} {:24} {:24} {with}: {}\n",
+                judged.mutant,
+                judged.case,
+                judged.reason
             );
         }
     };
     let is_stopped = || STOPPED.load(Ordering::Relaxed);
     let summary = mutants::judge_all(&mut subject, &target, &mutants, &is_stopped, &report)?;
     if wanted.json {
-        println!("{}", serde_json::to_string_pretty(&summary)?);
+        say!("{}\n", serde_json::to_string_pretty(&summary)?);
     } else {
-        println!(
-            "{} of {} mutants killed in {:.1} s; seed {seed}",
-            summary.killed, summary.all, summary.seconds
+        say!(
+            "{} of {} mutants killed in {:.1} s; seed {seed}\n",
+            summary.killed,
+            summary.all,
+            summary.seconds
         );
     }
     Ok(summary.killed == summary.all)
@@ -802,19 +815,19 @@ fn judge_mutants(wanted: &Mutants) -> Result<bool> {
 
 fn compare_runs(before: &Path, after: &Path) -> Result<bool> {
     let comparison = record::compare(&Record::read(before)?, &Record::read(after)?);
-    print!("{}", comparison.text);
+    say!("{}", comparison.text);
     Ok(!comparison.worse)
 }
 
 fn peer_file(folder: &Path, from: &Path) -> Result<bool> {
     let peer = Peer::read(from, &built_in()?)?;
-    print!("{}", Record::read(folder)?.peer_file(peer)?);
+    say!("{}", Record::read(folder)?.peer_file(peer)?);
     Ok(true)
 }
 
 fn conformance_of(folder: &Path) -> Result<bool> {
     let record = Record::read(folder)?;
-    print!(
+    say!(
         "{}",
         conformance::render(&all_cases(None)?, &|name| record.verdict(name))?
     );
@@ -841,11 +854,11 @@ fn stand_between(wanted: &BetweenArgs) -> Result<bool> {
     let (left, right) = between.end();
     if wanted.json {
         let counts = serde_json::json!({ "seed": seed, "left": left, "right": right });
-        println!("{}", serde_json::to_string_pretty(&counts)?);
+        say!("{}\n", serde_json::to_string_pretty(&counts)?);
     } else {
         for (interface, counts) in [(&wanted.left, left), (&wanted.right, right)] {
-            println!(
-                "from {interface}: {} segments: {} lost, {} late, {} duplicated, {} corrupted, {} cut",
+            say!(
+                "from {interface}: {} segments: {} lost, {} late, {} duplicated, {} corrupted, {} cut\n",
                 counts.segments,
                 counts.lost,
                 counts.late,
@@ -871,8 +884,8 @@ fn check_captures(files: &[PathBuf]) -> Result<bool> {
                 .iter()
                 .filter(|m| m.from_initiator)
                 .count();
-            println!(
-                "{}: {} -> {}: {} FPDUs, and {} back; {} broken rules",
+            say!(
+                "{}: {} -> {}: {} FPDUs, and {} back; {} broken rules\n",
                 file.display(),
                 connection.initiator,
                 connection.responder,
@@ -881,13 +894,15 @@ fn check_captures(files: &[PathBuf]) -> Result<bool> {
                 connection.findings.len()
             );
             for finding in &connection.findings {
-                println!(
-                    "  frame {} from {}: {}",
-                    finding.frame, finding.from, finding.text
+                say!(
+                    "  frame {} from {}: {}\n",
+                    finding.frame,
+                    finding.from,
+                    finding.text
                 );
             }
             for note in &connection.notes {
-                println!("  note: {note}");
+                say!("  note: {note}\n");
             }
             clean &= connection.findings.is_empty();
         }
@@ -907,7 +922,7 @@ fn replay(folder: &Path, wanted: Vec<String>) -> Result<bool> {
         }
     }
     if ids.is_empty() {
-        println!("every case of this run passed");
+        say!("every case of this run passed\n");
         return Ok(true);
     }
     let cases = all_cases(None)?;
@@ -1154,14 +1169,14 @@ fn print_terminal(report: &Report) {
     }
     for entry in &report.results {
         if let Some(news) = &entry.news {
-            println!(
-                "{} {}: {} ({news})",
+            say!(
+                "{} {}: {} ({news})\n",
                 entry.name,
                 entry.title,
                 entry.verdict.name()
             );
-            print!("{}", entry.details());
-            println!();
+            say!("{}", entry.details());
+            say!("\n");
         }
     }
     for (group, verdicts) in groups {
@@ -1169,7 +1184,7 @@ fn print_terminal(report: &Report) {
             .iter()
             .map(|(v, n)| format!("{n} {}", v.name()))
             .collect();
-        println!("{group:4} {}", counts.join(", "));
+        say!("{group:4} {}\n", counts.join(", "));
     }
     let counts: Vec<_> = report
         .counts
@@ -1177,8 +1192,8 @@ fn print_terminal(report: &Report) {
         .map(|(v, n)| format!("{n} {v}"))
         .collect();
     let news = report.results.iter().filter(|e| e.news.is_some()).count();
-    println!(
-        "{} instances in {:.1} s: {}; {news} news; seed {}",
+    say!(
+        "{} instances in {:.1} s: {}; {news} news; seed {}\n",
         report.results.len(),
         report.seconds,
         counts.join(", "),

@@ -1,7 +1,7 @@
 //! Wrong input and missing targets: a message that names the fault, and exit status 2.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 const LAB: &str = env!("CARGO_BIN_EXE_siw-lab");
 
@@ -193,4 +193,18 @@ fn a_missing_permission_is_told() {
     if let Some(got) = in_namespace(folder.path(), script) {
         refuses(&got, "run as root or with CAP_NET_RAW");
     }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_the_program_quietly() {
+    let mut child = Command::new(LAB)
+        .args(["list", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && error.is_empty(), "{error}");
 }
