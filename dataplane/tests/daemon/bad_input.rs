@@ -410,3 +410,80 @@ fn helper_that_writes_for_ever() {
     }
     let _ = std::io::stdout().flush();
 }
+
+/// Connections of the killed client below: more than a bounded queue of answers holds.
+const KILLED: usize = 1000;
+
+fn small_pair(end: &End) -> siw::Qp {
+    let init = siw::QpInit {
+        max_send_wr: 4,
+        max_recv_wr: 4,
+        ..siw::QpInit::default()
+    };
+    end.pd.create_qp(&end.cq, &end.cq, &init).unwrap()
+}
+
+/// Peers that only wait send nothing that would show them the end of the client.
+#[test]
+fn each_peer_of_a_client_killed_with_a_thousand_queue_pairs_is_told() {
+    let daemon = Daemon::loopback();
+    let server = End::new(&daemon.context(), 4096);
+    let any = "10.77.0.2:0".parse().unwrap();
+    let listener = siw::CmListener::new(&server.cm, None, any, 1024, 0).unwrap();
+    let helper = "bad_input::helper_that_connects_many_times";
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", helper, "--include-ignored", "--nocapture"])
+        .env("SIW_TEST_SOCKET", &daemon.socket)
+        .env("SIW_TEST_TARGET", listener.local_addr().to_string())
+        .stdout(std::process::Stdio::null())
+        .stdin(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let (mut pairs, mut established) = (vec![], 0);
+    while established < KILLED {
+        match server.cm.get_event(Some(PATIENCE)).unwrap() {
+            CmEvent::ConnectRequest(request) => {
+                let pair = small_pair(&server);
+                let options = siw::ConnectOptions::default();
+                request.accept(&pair, None, &options).unwrap();
+                pairs.push(pair);
+            }
+            CmEvent::Established(_) => established += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for count in 0..KILLED {
+        match server.cm.get_event(Some(PATIENCE)) {
+            Ok(CmEvent::Disconnected(_)) => {}
+            other => panic!("after {count} of {KILLED}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+#[ignore = "a client process for the test above"]
+fn helper_that_connects_many_times() {
+    let Ok(socket) = std::env::var("SIW_TEST_SOCKET") else {
+        return;
+    };
+    let ctx = siw::Context::open(Some(socket.as_ref())).unwrap();
+    let (end, target) = (End::new(&ctx, 4096), std::env::var("SIW_TEST_TARGET"));
+    let target = target.unwrap().parse().unwrap();
+    let (mut pairs, mut established) = (vec![], 0);
+    while established < KILLED {
+        // At most some dozens of connects in progress.
+        while pairs.len() < KILLED.min(established + 64) {
+            let pair = small_pair(&end);
+            let options = siw::ConnectOptions::default();
+            pair.connect(&end.cm, target, &options).unwrap();
+            pairs.push(pair);
+        }
+        match end.cm.get_event(Some(PATIENCE)).unwrap() {
+            CmEvent::Established(_) => established += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    let _ = end.cm.get_event(Some(PATIENCE)); // killed meanwhile
+}
