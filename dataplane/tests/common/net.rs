@@ -243,6 +243,11 @@ pub fn tshark_fields(capture: &Path, filter: &str, fields: &[&str]) -> Vec<Vec<S
         .collect()
 }
 
+/// Writes the frames of a capture that match a display filter to another.
+pub fn write_matching(capture: &Path, filter: &str, to: &Path) {
+    output(tshark(capture, filter).arg("-w").arg(to));
+}
+
 /// tshark's dissection of iWARP as text, with one line for each other layer.
 pub fn tshark_text(capture: &Path, filter: &str) -> String {
     output(tshark(capture, filter).args(["-O", "iwarp_mpa,iwarp_ddp_rdmap"]))

@@ -27,11 +27,7 @@ fn links_that_fail_and_nics_that_are_pulled_are_events() {
     lab.guest.run("nics bind vfio-pci");
     let nics = nic_addresses(&lab);
     assert_eq!(nics.len(), 4, "{nics:?}");
-    lab.start_siwd_on(
-        &nics,
-        "",
-        "tso = \"off\"\nrx_descriptors = 256\ntx_descriptors = 256",
-    );
+    lab.start_siwd_on(&nics, "", "rx_descriptors = 256\ntx_descriptors = 256");
     for (network, kind) in ["virtio", "vmxnet3"].into_iter().enumerate() {
         let (from, nic) = (network * 2, network * 2);
         let command = format!("outages /run/siwd/siwd.sock siw{from} 10.77.{network}.2");

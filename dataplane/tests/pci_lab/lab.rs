@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::common::guest::{Done, Evidence, GUEST_PATIENCE, Guest, lacks_emulator};
-use crate::common::net::{judge, missing_program, tshark_fields};
+use crate::common::net::{judge, missing_program, tshark_fields, write_matching};
 use crate::common::{client_program, daemon_example};
 
 /// Set by `deploy/lab/pci/run --all`.
@@ -226,10 +226,35 @@ impl Lab {
         assert_eq!(faults, "");
     }
 
+    /// Segments that both devices of the running siwd sent again, without those that arrived twice,
+    /// because the hub had reordered frames.
+    pub fn lost_segments(&self) -> u64 {
+        let text = self.guest.run("siwctl stat --json");
+        let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let sum = |name: &str| -> u64 {
+            let devices = stats["devices"].as_array().unwrap().iter();
+            devices
+                .map(|device| device["merged"][name].as_u64().unwrap())
+                .sum()
+        };
+        sum("TcpRetransSegs").saturating_sub(sum("SiwOutOfWindow"))
+    }
+
     /// Dissects the frames between the NICs of a pair: no frame is malformed, has a wrong checksum
-    /// or exceeds `mtu`, which also proves that TSO packets were segmented.
-    pub fn judge_pair(&self, pair: usize, mtu: usize) {
-        let file = self.recorded(pair);
+    /// or exceeds `mtu`, which also proves that TSO packets were segmented. `cuts_packets`: the model
+    /// cut some into IP fragments, which are left out.
+    pub fn judge_pair(&self, pair: usize, mtu: usize, cuts_packets: bool) {
+        let recorded = self.recorded(pair);
+        let fragments = "ip.flags.mf == 1 || ip.frag_offset > 0";
+        let file = if cuts_packets {
+            let whole = self.record.0.path().join(format!("whole{pair}.pcap"));
+            write_matching(&recorded, &format!("!({fragments})"), &whole);
+            whole
+        } else {
+            let found = tshark_fields(&recorded, fragments, &["frame.number"]);
+            assert!(found.is_empty(), "IP fragments: {found:?}");
+            recorded
+        };
         let verdict = judge(&file);
         assert!(verdict.good_crcs > 0, "nothing was recorded of pair {pair}");
         let longest = mtu + 18;

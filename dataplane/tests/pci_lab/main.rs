@@ -21,11 +21,28 @@ use lab::{Lab, amount, lacks_lab, runs_everything};
 /// MTU of jumbo frames.
 const JUMBO: usize = 9000;
 
-/// Runs all checks for one pair of NICs.
-fn exercise_pair(lab: &Lab, pair: usize, who: &str, device: &str) {
-    lab.start_siwd(pair, "", device);
+/// Segments that a pair may lose: an emulated NIC that is late drops frames.
+const MAX_LOST: u64 = 20;
+/// Segments that vmxnet3 may lose: its model cuts super-segments into IP fragments, until siwd sends
+/// single segments.
+const MAX_LOST_BY_VMXNET3: u64 = 500;
+
+/// Runs all checks for one pair of NICs, with the settings of a user.
+fn exercise_pair(lab: &Lab, pair: usize, who: &str) {
+    lab.start_siwd(pair, "", "");
     lab.ping(who, 100);
     lab.transfer(who, &amount());
+    let again = lab.lost_segments();
+    println!("{who}: {again} segments were lost and sent again");
+    let most = match who.starts_with("vmxnet3") {
+        true => MAX_LOST_BY_VMXNET3,
+        false => MAX_LOST,
+    };
+    assert!(
+        again <= most,
+        "{who}: {again} segments were lost and sent again{}",
+        lab.log()
+    );
     lab.kill_client();
     lab.stop_siwd();
     // Restart: the NIC works as before, with a VLAN, and with jumbo frames where its model supports
@@ -34,7 +51,7 @@ fn exercise_pair(lab: &Lab, pair: usize, who: &str, device: &str) {
         true => (JUMBO, 30_000),
         false => (1500, 10_000),
     };
-    lab.start_siwd(pair, "", &format!("{device}\nmtu = {mtu}\nvlan = 7"));
+    lab.start_siwd(pair, "", &format!("mtu = {mtu}\nvlan = 7"));
     lab.ping_in(0, who, 3, size);
     if mtu == JUMBO {
         let percent = lab.idle_percent();
@@ -47,15 +64,6 @@ fn exercise_pair(lab: &Lab, pair: usize, who: &str, device: &str) {
     assert!(!log.contains("ERROR siwd"), "{who}: {log}");
 }
 
-/// vmxnet3's model splits TSO packets into IP fragments if the other side does not accept
-/// unsegmented ones.
-fn device_settings(kind: &str) -> &'static str {
-    match kind {
-        "vmxnet3" => "tso = \"off\"",
-        _ => "",
-    }
-}
-
 fn exercise_all(iommu: &str, driver: &str, kinds: &[&str]) {
     let mut args = vec!["--iommu", iommu];
     for kind in kinds {
@@ -64,16 +72,11 @@ fn exercise_all(iommu: &str, driver: &str, kinds: &[&str]) {
     let lab = Lab::boot(&args);
     lab.guest.run(&format!("nics bind {driver}"));
     for (pair, kind) in kinds.iter().enumerate() {
-        exercise_pair(
-            &lab,
-            pair,
-            &format!("{kind}, {driver}, IOMMU {iommu}"),
-            device_settings(kind),
-        );
+        exercise_pair(&lab, pair, &format!("{kind}, {driver}, IOMMU {iommu}"));
     }
     lab.assert_no_iommu_faults();
-    for pair in 0..kinds.len() {
-        lab.judge_pair(pair, JUMBO);
+    for (pair, kind) in kinds.iter().enumerate() {
+        lab.judge_pair(pair, JUMBO, *kind == "vmxnet3");
     }
 }
 
@@ -128,5 +131,5 @@ fn registered_memory_is_sent_through_a_narrow_iommu() {
         lab.stop_siwd();
     }
     lab.assert_no_iommu_faults();
-    lab.judge_pair(0, 1500);
+    lab.judge_pair(0, 1500, false);
 }

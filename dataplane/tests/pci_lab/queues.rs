@@ -48,14 +48,10 @@ fn flows_come_to_their_workers_on_several_queues() {
     ];
     let lab = ns.run(|| Lab::boot(&args));
     lab.guest.run("nics bind vfio-pci");
-    let workers = "rx_descriptors = 256\ntx_descriptors = 256";
+    let rings = "rx_descriptors = 256\ntx_descriptors = 256";
     // The pair comes first on the bus, then the taps.
     for (pair, kind, steers) in [(1, "virtio-mq", true), (0, "vmxnet3", false)] {
-        lab.start_siwd(
-            pair,
-            "[workers]\ncores = [0, 1]",
-            &format!("tso = \"off\"\n{workers}"),
-        );
+        lab.start_siwd(pair, "[workers]\ncores = [0, 1]", rings);
         lab.transfer(&format!("{kind}, two workers"), &amount());
         let (received, forwarded) = received_and_forwarded(&lab);
         let log = lab.stop_siwd();

@@ -2,7 +2,7 @@
 
 use crate::common::guest::GUEST_PATIENCE;
 use crate::lab::{Lab, lacks_lab, pair_addresses};
-use crate::{alone, device_settings, skip_if};
+use crate::{alone, skip_if};
 
 const SECOND_SOCKET: &str = "/run/siwd/second.sock";
 
@@ -10,10 +10,10 @@ const SECOND_SOCKET: &str = "/run/siwd/second.sock";
 const CONNECTIONS: usize = 5;
 
 /// Starts a second daemon, with the second NIC of a pair as 10.77.0.2.
-fn start_second_siwd(lab: &Lab, nic: &str, device: &str) {
+fn start_second_siwd(lab: &Lab, nic: &str) {
     let config = format!(
         "[workers]\ncores = [0]\n[control]\nsocket = \"{SECOND_SOCKET}\"\n[dpdk]\nbuffers = 8192\n\
-         [[device]]\nname = \"siw1\"\npci = \"{nic}\"\naddresses = [\"10.77.0.2/24\"]\n{device}\n"
+         [[device]]\nname = \"siw1\"\npci = \"{nic}\"\naddresses = [\"10.77.0.2/24\"]\n"
     );
     let config = config.replace('\n', "\\n");
     lab.guest
@@ -37,9 +37,8 @@ fn daemons_with_a_nic_each_reach_each_other() {
     lab.guest.run("nics bind vfio-pci");
     for (pair, kind) in kinds.iter().enumerate() {
         let nics = pair_addresses(pair);
-        let device = device_settings(kind);
-        lab.start_siwd_on(&nics[..1], "", device);
-        start_second_siwd(&lab, &nics[1], device);
+        lab.start_siwd_on(&nics[..1], "", "");
+        start_second_siwd(&lab, &nics[1]);
         let done = lab
             .guest
             .start(&format!(
