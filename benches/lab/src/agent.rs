@@ -21,6 +21,9 @@ pub struct Agent {
     patience: Duration,
     /// Beginning of an answer whose end has not come yet.
     partial: Vec<u8>,
+    /// Commands whose answers have not come. Each answer but that to the latest command is discarded: the
+    /// case that wanted it has ended.
+    unanswered: usize,
 }
 
 impl Agent {
@@ -48,6 +51,7 @@ impl Agent {
             // An agent that hangs is an error, not the end of the run.
             patience: patience.max(Duration::from_secs(20)),
             partial: Vec::new(),
+            unanswered: 0,
         };
         let caps = agent.ask(&serde_json::json!({ "do": "caps" }))?;
         if caps["version"].as_u64() != Some(VERSION) {
@@ -87,30 +91,27 @@ impl Agent {
         self.connection
             .get_mut()
             .write_all(line.as_bytes())
-            .with_context(context)
+            .with_context(context)?;
+        self.unanswered += 1;
+        Ok(())
     }
 
-    /// The next answer; `None` if it does not come in time.
+    /// The latest command gets a second answer when it has ended.
+    pub fn expect_another(&mut self) {
+        self.unanswered += 1;
+    }
+
+    /// The answer to the latest command; `None` if it does not come in time.
     pub fn answer_within(&mut self, patience: Duration) -> Result<Option<Value>> {
-        let timeout = patience.max(Duration::from_millis(1));
-        self.connection.get_mut().set_read_timeout(Some(timeout))?;
-        match self.connection.read_until(b'\n', &mut self.partial) {
-            Ok(_) if self.partial.ends_with(b"\n") => {}
-            Ok(_) => bail!("the agent at {} is gone", self.address),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-                ) =>
-            {
+        let line = loop {
+            let Some(line) = self.read_line(patience)? else {
                 return Ok(None);
+            };
+            self.unanswered = self.unanswered.saturating_sub(1);
+            if self.unanswered == 0 {
+                break line;
             }
-            Err(error) => {
-                return Err(error)
-                    .with_context(|| format!("the agent at {} is gone", self.address));
-            }
-        }
-        let line = std::mem::take(&mut self.partial);
+        };
         let answer: Value = serde_json::from_slice(&line).with_context(|| {
             let line = String::from_utf8_lossy(&line);
             format!("the agent's answer is no JSON: {line}")
@@ -119,5 +120,66 @@ impl Agent {
             Some(error) => bail!("agent: {error}"),
             None => Ok(Some(answer)),
         }
+    }
+
+    /// The next line of the agent; `None` if it does not come in time.
+    fn read_line(&mut self, patience: Duration) -> Result<Option<Vec<u8>>> {
+        let timeout = patience.max(Duration::from_millis(1));
+        self.connection.get_mut().set_read_timeout(Some(timeout))?;
+        match self.connection.read_until(b'\n', &mut self.partial) {
+            Ok(_) if self.partial.ends_with(b"\n") => Ok(Some(std::mem::take(&mut self.partial))),
+            Ok(_) => bail!("the agent at {} is gone", self.address),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => {
+                Err(error).with_context(|| format!("the agent at {} is gone", self.address))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_late_answer_is_not_taken_for_that_of_the_next_command() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (release, released) = mpsc::channel::<()>();
+        let target = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let mut answers = stream;
+            lines.next();
+            writeln!(answers, "{{\"version\":{VERSION},\"devices\":1}}").unwrap();
+            lines.next();
+            released.recv().unwrap();
+            // Late, and an error that nobody waits for any more.
+            writeln!(answers, "{{\"error\":\"late\"}}").unwrap();
+            lines.next();
+            writeln!(answers, "{{\"ok\":true,\"number\":2}}").unwrap();
+        });
+        let mut agent = Agent::connect(address, Duration::from_secs(10)).unwrap();
+        agent.tell(&serde_json::json!({ "do": "serve" })).unwrap();
+        assert!(
+            agent
+                .answer_within(Duration::from_millis(1))
+                .unwrap()
+                .is_none()
+        );
+        release.send(()).unwrap();
+        let answer = agent.ask(&serde_json::json!({ "do": "forget" })).unwrap();
+        assert_eq!(answer["number"], 2);
+        target.join().unwrap();
     }
 }

@@ -368,6 +368,7 @@ impl Script<'_> {
         let (Some(stream), Some(agent)) = (&mut self.stream, &mut self.agent) else {
             bail!("no stream");
         };
+        agent.expect_another();
         stream.tcp.pure_acks = 0;
         let mut flow = Flow {
             plan: &plan,
