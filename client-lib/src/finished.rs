@@ -1,7 +1,7 @@
-//! Counts of finished work requests by kind: [`Qp::start_counting`], [`Qp::finished`].
+//! Counts of finished work requests by kind: [`crate::Qp::start_counting`],
+//! [`crate::Qp::finished`].
 
-use crate::{Error, Opcode, Qp};
-use siw_shm::control::FEATURE_FAILURE_MARKS;
+use crate::Opcode;
 use std::collections::VecDeque;
 
 /// Finished work requests of one kind.
@@ -59,7 +59,7 @@ impl Progress {
 pub(crate) struct SendCounts {
     unfinished: VecDeque<Opcode>,
     done: u32,
-    totals: Finished,
+    pub totals: Finished,
 }
 
 impl SendCounts {
@@ -114,7 +114,7 @@ impl SendCounts {
 /// Counts of a receive queue.
 pub(crate) struct ReceiveCounts {
     done: u32,
-    totals: Outcomes,
+    pub totals: Outcomes,
 }
 
 impl ReceiveCounts {
@@ -149,56 +149,6 @@ impl ReceiveCounts {
     /// The queue starts over.
     pub fn restart(self) -> Self {
         ReceiveCounts { done: 0, ..self }
-    }
-}
-
-impl Qp {
-    /// Starts counting finished work requests; [`Self::finished`] returns the counts. Has no effect if
-    /// they are counted already. Fails with EOPNOTSUPP if the daemon is older than this library, and
-    /// with EINVAL while send requests are outstanding, whose kinds are not known.
-    pub fn start_counting(&self) -> Result<(), Error> {
-        let ctx = self.pd().ctx();
-        if !ctx.has_feature(FEATURE_FAILURE_MARKS) {
-            return Err(Error::Refused {
-                errno: libc::EOPNOTSUPP,
-                reason: "this siwd does not count finished work requests: update it".into(),
-            });
-        }
-        let mut sends = self.0.sq.lock();
-        if sends.places.counts.is_none() {
-            if sends.ring.count_outstanding() != 0 {
-                return Err(Error::Invalid(
-                    "counting must start before send requests are posted",
-                ));
-            }
-            sends.places.counts = Some(SendCounts::new(self.0.watch.wr_done()));
-        }
-        drop(sends);
-        let mut receives = self.0.rq.lock();
-        if receives.places.counts.is_none() {
-            let done = receives.ring.wr_done();
-            receives.places.counts = Some(ReceiveCounts::new(done));
-        }
-        Ok(())
-    }
-
-    /// Work requests that have finished since [`Self::start_counting`]; all zero before it. Makes no
-    /// system call. Receives are counted modulo 2^32 between two calls.
-    pub fn finished(&self) -> Finished {
-        let mut sends = self.0.sq.lock();
-        let mut finished = Finished::default();
-        if let Some(counts) = &mut sends.places.counts {
-            counts.advance(self.0.send_progress());
-            finished = counts.totals;
-        }
-        drop(sends);
-        let mut receives = self.0.rq.lock();
-        let progress = self.0.receive_progress(&receives.ring);
-        if let Some(counts) = &mut receives.places.counts {
-            counts.advance(progress);
-            finished.receives = counts.totals;
-        }
-        finished
     }
 }
 

@@ -15,8 +15,7 @@ use anyhow::{Context, Result, bail};
 use etherparse::IpNumber;
 use serde::{Deserialize, Serialize};
 
-use crate::link::{FrameReceiver, FrameSender, Link, checksum, complement};
-use crate::script::mix;
+use crate::link::{FrameReceiver, FrameSender, Link, checksum, complement, mix};
 
 /// Profiles that are part of the program, by name.
 const BUILT_IN: [(&str, &str); 8] = [

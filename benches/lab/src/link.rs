@@ -17,7 +17,17 @@ use etherparse::{
 };
 
 use crate::impair::{Counts, Places, Profile, Way};
-use crate::script::mix;
+
+/// Splitmix64: derives the random values of an instance from the seed of the run.
+pub fn mix(seed: u64, name: &str) -> u64 {
+    let mut value = name.bytes().fold(seed, |v, octet| {
+        (v ^ u64::from(octet)).wrapping_mul(0x0100_0000_01B3)
+    });
+    value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    value ^ value >> 31
+}
 
 pub type Mac = [u8; 6];
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-use crate::link::{Datagram, Link, Station, StationGuard};
+use crate::link::{Datagram, Link, Station, StationGuard, mix};
 use crate::mapper::{self, MapperMessage, kind};
-use crate::script::{Clients, mix};
+use crate::script::Clients;
 use crate::tcp::{Ending, SegmentOptions, SynOptions, Tcp};
 use crate::wire::{
     CrcField, FpduOptions, FpduReader, MpaFrame, REPLY_KEY, REQUEST_KEY, ReadRequest, Segment,

@@ -17,7 +17,7 @@ use crate::case::{
     Value,
 };
 use crate::impair::{Direction, Profile};
-use crate::link::{Dress, Mac, Received, Station};
+use crate::link::{Dress, Mac, Received, Station, mix};
 use crate::mapper::{MapperMessage, MapperPort, PORT, kind};
 use crate::stream::{Broken, Event, Opening, PING_SIZE, Phase, Region, Role, Stream};
 use crate::tcp::{Ending, Line, SegmentOptions, SynOptions, Tcp};
@@ -151,17 +151,6 @@ pub struct Target {
     pub agent: Option<Mutex<Agent>>,
     /// Shell command that starts it again after it died.
     pub restart: Option<String>,
-}
-
-/// Splitmix64: derives the random values of an instance from the seed of the run.
-pub fn mix(seed: u64, name: &str) -> u64 {
-    let mut value = name.bytes().fold(seed, |v, octet| {
-        (v ^ u64::from(octet)).wrapping_mul(0x0100_0000_01B3)
-    });
-    value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ value >> 31
 }
 
 impl Target {

@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::case::Case;
-use crate::script::{Outcome, Target, Verdict, mix, run};
+use crate::link::mix;
+use crate::script::{Outcome, Target, Verdict, run};
 use crate::via::restart_by;
 
 /// A sane conversation counts for so long.

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::SystemTime;
 
 use serde::Serialize;
+use siw_heap::ALLOCATION;
 use siw_shm::control::messages as m;
 use siw_shm::control::{QpState, Request};
 
-use super::heap::ALLOCATION;
 use crate::ids::{ClientId, Qpn};
 use crate::worker::messages::ConnectionSnapshot;
 

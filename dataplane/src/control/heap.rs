@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use siw_heap::ALLOCATION;
 use siw_memory::RegisteredMemory;
 use siw_shm::control::messages::MAX_PACKET;
 use siw_shm::{SharedMemory, SrqRing};
@@ -28,8 +29,6 @@ use crate::worker::shared_receive_queues::WorkerSrq;
 pub(super) const EXTENT: usize = 80;
 /// Heap of one page of a fast registration.
 pub(super) const FAST_PAGE: usize = 8;
-/// Overhead of one allocation: size classes leave a fifth unused at most.
-pub(super) const ALLOCATION: usize = 32;
 /// Worker's state of one client: doorbell ring, wake-up, and its places in lists.
 const WORKER_CLIENT: usize = 1024;
 /// Worker's state of one queue pair with its connection.

@@ -36,7 +36,7 @@ use super::resolution::{Resolutions, ResolvingWorker};
 use super::scheduler::Scheduler;
 use super::slots::QpSlot;
 use super::thresholds::THRESHOLDS;
-use super::trace::TracedCounters;
+use super::traced_counters::TracedCounters;
 use super::worker_qp::{QpTable, WorkerQp};
 use crate::datapath::clock::TscClock;
 use crate::datapath::port::WorkerPort;

@@ -62,6 +62,7 @@ mod split_records;
 mod statistics;
 mod thresholds;
 mod trace;
+mod traced_counters;
 mod user_shares;
 mod worker_qp;
 

@@ -3,10 +3,9 @@
 //! that release; the distribution's header may be older.
 
 use super::context::{ContextObject, is_inherited};
-use super::qp::QpObject;
 use crate::abi::*;
-use crate::status::{errno_of, fail_errno, pointer_of};
-use siw::{Error, Outcomes};
+use crate::status::{fail_errno, pointer_of};
+use siw::{Error, Outcomes, Qp};
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -61,6 +60,9 @@ pub struct CounterObject {
     state: Mutex<CounterState>,
 }
 
+/// A counter that is attached to a queue pair, with the operations that it counts.
+pub type AttachedCounter = (&'static CounterObject, u32);
+
 /// Values of a counter without those of the attached queue pairs, and these queue pairs.
 #[derive(Default)]
 struct CounterState {
@@ -71,14 +73,14 @@ struct CounterState {
 
 /// Operations of a queue pair that a counter counts.
 struct Source {
-    queue_pair: &'static QpObject,
+    queue_pair: &'static Qp,
     ops: u32,
 }
 
 impl Source {
     /// Requests that have finished so far.
     fn count(&self) -> (u64, u64) {
-        let finished = self.queue_pair.qp().finished();
+        let finished = self.queue_pair.finished();
         let of_op = |op: u32, outcomes: Outcomes| {
             if self.ops & op != 0 {
                 (outcomes.succeeded, outcomes.failed)
@@ -128,7 +130,7 @@ impl CounterState {
 impl CounterObject {
     /// # Safety
     /// A counter of this library.
-    unsafe fn from_abi<'a>(counter: *mut CompCounterAbi) -> &'a CounterObject {
+    pub unsafe fn from_abi<'a>(counter: *mut CompCounterAbi) -> &'a CounterObject {
         // SAFETY: the struct of the header is the first field.
         unsafe { &*counter.cast() }
     }
@@ -137,8 +139,51 @@ impl CounterObject {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Counts operations of a queue pair from now on. `attached`: its counters; `is_new`: it is in one of the
+    /// states in which counters are attached.
+    pub fn attach(
+        &'static self,
+        attr: &AttachAttr,
+        context: *mut ibv_context,
+        queue_pair: &'static Qp,
+        is_new: bool,
+        attached: &mut Vec<AttachedCounter>,
+    ) -> Result<(), Error> {
+        let ops = attr.op_mask;
+        if attr.comp_mask != 0 || ops == 0 {
+            return Err(Error::Invalid("comp_mask must be 0, and op_mask must not"));
+        }
+        if ops & !SUPPORTED_OPS != 0 {
+            return Err(not_supported(
+                "siwd counts SEND, RECV, RDMA_READ and RDMA_WRITE of the queue pair itself only",
+            ));
+        }
+        if self.abi.context != context {
+            return Err(Error::Invalid("the counter is of another context"));
+        }
+        if !is_new {
+            return Err(Error::Invalid(
+                "a counter is attached in the states RESET and INIT only",
+            ));
+        }
+        if attached.iter().any(|(_, taken)| taken & ops != 0) {
+            return Err(Error::Refused {
+                errno: libc::EBUSY,
+                reason: "another counter already counts one of these operations".into(),
+            });
+        }
+        queue_pair.start_counting()?;
+        let source = Source { queue_pair, ops };
+        let mut state = self.lock();
+        // The counter starts where it is, whatever the queue pair has done before.
+        state.subtract(source.count());
+        state.sources.push(source);
+        attached.push((self, ops));
+        Ok(())
+    }
+
     /// Detaches a queue pair that is about to be destroyed; its counts stay.
-    pub fn detach(&self, queue_pair: &QpObject) {
+    pub fn detach(&self, queue_pair: &Qp) {
         let mut state = self.lock();
         while let Some(at) = state
             .sources
@@ -263,63 +308,4 @@ pub unsafe fn read_failed(counter: *mut CompCounterAbi, value: *mut u64) -> c_in
     // SAFETY: as above, with a number to write.
     unsafe { value.write(CounterObject::from_abi(counter).lock().values().1) };
     0
-}
-
-/// ibv_qp_attach_comp_cntr(3)
-pub unsafe fn attach(
-    qp: *mut ibv_qp,
-    counter: *mut CompCounterAbi,
-    attr: *mut AttachAttr,
-) -> c_int {
-    // SAFETY: objects of this library, and a struct to read.
-    let (queue_pair, counter, attr) = unsafe {
-        (
-            QpObject::from_abi(qp),
-            CounterObject::from_abi(counter),
-            &*attr,
-        )
-    };
-    errno_of(
-        "ibv_qp_attach_comp_cntr",
-        attach_checked(queue_pair, counter, attr),
-    )
-}
-
-fn attach_checked(
-    queue_pair: &'static QpObject,
-    counter: &'static CounterObject,
-    attr: &AttachAttr,
-) -> Result<(), Error> {
-    let ops = attr.op_mask;
-    if attr.comp_mask != 0 || ops == 0 {
-        return Err(Error::Invalid("comp_mask must be 0, and op_mask must not"));
-    }
-    if ops & !SUPPORTED_OPS != 0 {
-        return Err(not_supported(
-            "siwd counts SEND, RECV, RDMA_READ and RDMA_WRITE of the queue pair itself only",
-        ));
-    }
-    if counter.abi.context != queue_pair.abi().context {
-        return Err(Error::Invalid("the counter is of another context"));
-    }
-    if !matches!(queue_pair.verbs_state(), IBV_QPS_RESET | IBV_QPS_INIT) {
-        return Err(Error::Invalid(
-            "a counter is attached in the states RESET and INIT only",
-        ));
-    }
-    let mut attached = queue_pair.lock_counters();
-    if attached.iter().any(|(_, taken)| taken & ops != 0) {
-        return Err(Error::Refused {
-            errno: libc::EBUSY,
-            reason: "another counter already counts one of these operations".into(),
-        });
-    }
-    queue_pair.qp().start_counting()?;
-    let source = Source { queue_pair, ops };
-    let mut state = counter.lock();
-    // The counter starts where it is, whatever the queue pair has done before.
-    state.subtract(source.count());
-    state.sources.push(source);
-    attached.push((counter, ops));
-    Ok(())
 }

@@ -219,7 +219,7 @@ export_symbols! { "IBVERBS_1.18":
     fn ibv_qp_attach_comp_cntr(
         qp: *mut ibv_qp, counter: *mut comp_counter::CompCounterAbi,
         attr: *mut comp_counter::AttachAttr,
-    ) -> c_int = comp_counter::attach;
+    ) -> c_int = qp::attach_counter;
     fn ibv_export_buf_dmabuf_fd(buffer: *mut c_void) -> c_int = not::export_dmabuf;
 }
 

@@ -1,7 +1,7 @@
 //! Queue pairs (ibv_create_qp(3), ibv_create_qp_ex(3), ibv_destroy_qp(3)). Their states are in
 //! `qp_state.rs`, posting in `post.rs` and `qp_ex.rs`.
 
-use super::comp_counter::CounterObject;
+use super::comp_counter::{AttachAttr, AttachedCounter, CompCounterAbi, CounterObject};
 use super::context::{ContextObject, is_inherited};
 use super::cq::CqObject;
 use super::pd::PdObject;
@@ -10,7 +10,7 @@ use super::qp_state::Attributes;
 use super::srq::SrqObject;
 use super::users::EventCount;
 use crate::abi::*;
-use crate::status::{pointer_of, set_errno};
+use crate::status::{errno_of, pointer_of, set_errno};
 use siw::{Error, Qp, QpInit};
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,9 +30,6 @@ pub struct QpObject {
     counters: Mutex<Vec<AttachedCounter>>,
     is_extended: bool,
 }
-
-/// A completion counter, and the operations that it counts.
-pub type AttachedCounter = (&'static CounterObject, u32);
 
 impl QpObject {
     /// # Safety
@@ -243,6 +240,27 @@ pub unsafe fn to_extended(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     }
 }
 
+/// ibv_qp_attach_comp_cntr(3)
+pub unsafe fn attach_counter(
+    qp: *mut ibv_qp,
+    counter: *mut CompCounterAbi,
+    attr: *mut AttachAttr,
+) -> c_int {
+    // SAFETY: objects of this library, and a struct to read.
+    let (queue_pair, counter, attr): (&'static QpObject, &'static CounterObject, _) = unsafe {
+        (
+            QpObject::from_abi(qp),
+            CounterObject::from_abi(counter),
+            &*attr,
+        )
+    };
+    let is_new = matches!(queue_pair.verbs_state(), IBV_QPS_RESET | IBV_QPS_INIT);
+    let context = queue_pair.abi().context;
+    let mut attached = queue_pair.lock_counters();
+    let done = counter.attach(attr, context, queue_pair.qp(), is_new, &mut attached);
+    errno_of("ibv_qp_attach_comp_cntr", done)
+}
+
 /// ibv_destroy_qp(3)
 pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: an object of this library, whose context is open.
@@ -255,7 +273,7 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     objects.qps.remove(queue_pair.qp.qp_num());
     queue_pair.async_events.wait_acknowledged();
     for (counter, _) in queue_pair.lock_counters().drain(..) {
-        counter.detach(queue_pair);
+        counter.detach(&queue_pair.qp);
     }
     // SAFETY: the objects used by a queue pair cannot be freed before it.
     let (pd, send_cq, recv_cq, srq) = unsafe {
