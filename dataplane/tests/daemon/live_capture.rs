@@ -1,10 +1,10 @@
 //! `siwctl capture` on a running daemon.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::net::IpAddr;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus};
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
@@ -13,9 +13,9 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use siw::Context;
 
 use super::client_faults::{as_user, open_to_all};
-use super::siwctl::{shown, shown_json, siwctl};
+use super::siwctl::{shown, shown_json, siwctl, start_siwctl};
 use crate::common::net::{judge, missing_program};
-use crate::common::{Daemon, End, LOOPBACK, PATIENCE, client_program, pair, ping, wait};
+use crate::common::{Daemon, End, LOOPBACK, PATIENCE, pair, ping, wait};
 
 /// A running `siwctl capture start`.
 struct Capturing {
@@ -26,20 +26,7 @@ struct Capturing {
 impl Capturing {
     /// Starts a capture, which has begun when this returns.
     fn start(daemon: &Daemon, args: &[&str]) -> Capturing {
-        let mut child = Command::new(client_program("siwctl"))
-            .args(["capture", "start"])
-            .args(args)
-            .arg("--socket")
-            .arg(&daemon.socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        said.read_line(&mut line).unwrap();
-        assert!(line.contains("Ctrl-C ends it"), "{line}");
+        let (child, said) = start_siwctl(daemon, &[&["capture", "start"], args].concat());
         Capturing { child, said }
     }
 

@@ -1,7 +1,7 @@
 //! `siwctl` against a running daemon: its lists and explanations name what the clients have and did.
 
 use std::collections::BTreeSet;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde_json::Value;
@@ -13,15 +13,30 @@ use siw::{
 use super::client_faults::{as_user, open_to_all};
 use crate::common::{Daemon, End, PATIENCE, client_program, pair, ping};
 
+fn siwctl_command(daemon: &Daemon, args: &[&str]) -> Command {
+    let mut command = Command::new(client_program("siwctl"));
+    command.args(args).arg("--socket").arg(&daemon.socket);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Starts a siwctl that runs until it is interrupted, and has begun when this returns.
+pub fn start_siwctl(daemon: &Daemon, args: &[&str]) -> (Child, BufReader<ChildStderr>) {
+    let mut child = siwctl_command(daemon, args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("Ctrl-C ends it"), "{line}");
+    (child, said)
+}
+
 /// Runs siwctl; returns its exit status, output and errors.
 pub fn siwctl(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String, String) {
-    let out = Command::new(client_program("siwctl"))
-        .args(args)
-        .arg("--socket")
-        .arg(&daemon.socket)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let out = siwctl_command(daemon, args).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (out.status.code(), text(&out.stdout), text(&out.stderr))
 }

@@ -2,8 +2,8 @@
 //! numbers of `siwctl show drops`.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::io::{BufReader, Read};
+use std::process::{Child, ChildStderr, ChildStdout};
 use std::time::Instant;
 
 use serde_json::Value;
@@ -12,8 +12,8 @@ use siw_shm::control::messages::{StartCapture, StartTrace};
 
 use super::client_faults::{as_user, open_to_all};
 use super::drops::drops;
-use super::siwctl::{shown, shown_json, siwctl};
-use crate::common::{Daemon, End, LOOPBACK, PATIENCE, client_program, pair, ping, wait};
+use super::siwctl::{shown, shown_json, siwctl, start_siwctl};
+use crate::common::{Daemon, End, LOOPBACK, PATIENCE, pair, ping, wait};
 
 /// A running `siwctl trace`.
 struct Tracing {
@@ -25,21 +25,8 @@ struct Tracing {
 impl Tracing {
     /// Starts a trace, which has begun when this returns.
     fn start(daemon: &Daemon, args: &[&str]) -> Tracing {
-        let mut child = Command::new(client_program("siwctl"))
-            .arg("trace")
-            .args(args)
-            .arg("--socket")
-            .arg(&daemon.socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let (mut child, said) = start_siwctl(daemon, &[&["trace"], args].concat());
         let out = BufReader::new(child.stdout.take().unwrap());
-        let mut said = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        said.read_line(&mut line).unwrap();
-        assert!(line.contains("Ctrl-C ends it"), "{line}");
         Tracing { child, out, said }
     }
 

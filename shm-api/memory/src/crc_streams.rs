@@ -102,8 +102,7 @@ const WORD: usize = 8;
 const UNROLLED: usize = 8;
 
 /// The remainder of three parts of `part` words, at least one, after earlier bytes with remainder
-/// `crc`. The words are read from `src` and, with
-/// `COPY`, written to `dst`.
+/// `crc`. The words are read from `src` and, with `COPY`, written to `dst`.
 ///
 /// # Safety
 /// Same as for [`copy_in_parts`], for `3 * part` words.
