@@ -51,7 +51,7 @@ pub struct MachineLimits {
     /// first core; `None` in results from before this was measured.
     #[serde(default)]
     pub wake_up_us: Option<f64>,
-    /// Time of a copy of [`ALIGNED_COPY`] bytes at the slowest of 64 relative positions of source and
+    /// Time of a copy of `ALIGNED_COPY` bytes at the slowest of 64 relative positions of source and
     /// destination in their pages, divided by that at the fastest; `None` in older results.
     #[serde(default)]
     pub slowest_copy_by_fastest: Option<f64>,
@@ -96,7 +96,7 @@ pub fn measure_limits(
     })
 }
 
-/// Ratio of the slowest to the fastest copy of [`ALIGNED_COPY`] bytes, with the destination 8, 72, ...
+/// Ratio of the slowest to the fastest copy of `ALIGNED_COPY` bytes, with the destination 8, 72, ...
 /// bytes ahead of the source in its page.
 fn measure_positions() -> anyhow::Result<f64> {
     let source = SharedMemory::create_memfd("siw-perf-limits", 1 << 16, PageSize::Normal)
