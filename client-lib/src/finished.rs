@@ -23,8 +23,8 @@ impl Outcomes {
     }
 }
 
-/// Work requests of a queue pair that have finished since [`Qp::start_counting`], whether signaled or
-/// not, and whether their completions have been polled or not.
+/// Work requests of a queue pair that have finished since [`crate::Qp::start_counting`], whether
+/// signaled or not, and whether their completions have been polled or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Finished {
     /// SENDs of all kinds.
