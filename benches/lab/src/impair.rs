@@ -53,7 +53,7 @@ pub struct Direction {
     pub cut: f64,
     /// Largest window that is announced, before scaling; zero: as it comes.
     pub window: u16,
-    /// Segments in a row that a loss takes; zero is one.
+    /// Segments in a row that a loss takes; zero is one. A pause of 100 ms ends the row.
     pub burst: u32,
     /// The segment of this number is lost, counted from 1; zero: none.
     pub nth: u64,
@@ -276,6 +276,9 @@ const CONTROL: u8 = 0x07;
 /// Where the flags stand in a TCP header.
 const FLAGS: usize = 13;
 
+/// A pause after which a burst of losses takes no more segments.
+const END_OF_BURST: Duration = Duration::from_millis(100);
+
 /// Longest time in which `ack_every` passes no ACK.
 const LONGEST_WITHOUT_ACK: Duration = Duration::from_millis(50);
 
@@ -403,8 +406,9 @@ pub struct Impairer {
     plan: Direction,
     random: Random,
     counts: Counts,
-    /// Segments that the current burst still takes.
+    /// Segments that the current burst still takes, and when it took the last one.
     burst: u32,
+    burst_took: Instant,
     paused_until: Option<Instant>,
     /// ACKs without data, and when the last one passed.
     acks: u64,
@@ -421,6 +425,7 @@ impl Impairer {
             random: Random { seed, drawn: 0 },
             counts: Counts::default(),
             burst: 0,
+            burst_took: Instant::now(),
             paused_until: None,
             acks: 0,
             ack_passed: Instant::now(),
@@ -437,12 +442,17 @@ impl Impairer {
             let pause = Duration::from_secs_f64(plan.pause_ms / 1000.0);
             self.paused_until = Some(Instant::now() + pause);
         }
-        if self.burst > 0 {
+        let now = Instant::now();
+        // A sender without ACKs repeats one segment at a time, ever later: without an end, one burst
+        // would be an outage of minutes.
+        if self.burst > 0 && now - self.burst_took < END_OF_BURST {
             self.burst -= 1;
+            self.burst_took = now;
             return true;
         }
         if loss < plan.loss {
             self.burst = plan.burst.saturating_sub(1);
+            self.burst_took = now;
             return true;
         }
         let is_paused = self
