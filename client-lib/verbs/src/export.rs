@@ -12,24 +12,51 @@
 //!
 //! The symbol and its `.symver` directive must be in the same object file: the macro puts them into
 //! one module, which rustc never splits.
+//!
+//! The interface between libibverbs and its provider libraries has a node of its own in each release
+//! that changed it. `export_private_symbols!` puts a function into all of them; those of the newer
+//! releases only add functions.
 
 use crate::status::{begin_call, end_call, set_errno};
 
 /// See the module documentation.
 macro_rules! export_symbols {
-    ($node:literal: $(
+    ($nodes:tt: $(
         fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $function:path;
     )*) => {
         $(
-            core::arch::global_asm!(concat!(
-                ".symver siw_abi_", stringify!($name), ", ", stringify!($name), "@@", $node
-            ));
+            $crate::export::assign_nodes!($name: $nodes);
 
             $crate::export::c_functions! {
                 #[unsafe(export_name = concat!("siw_abi_", stringify!($name)))]
                 fn $name($($argument: $type),*) $(-> $result)? = $function;
             }
         )*
+    };
+}
+
+/// [`export_symbols`] with the nodes of every release since rdma-core 34.
+macro_rules! export_private_symbols {
+    ($($functions:tt)*) => {
+        $crate::export::export_symbols! {
+            [
+                "IBVERBS_PRIVATE_65", "IBVERBS_PRIVATE_64", "IBVERBS_PRIVATE_59",
+                "IBVERBS_PRIVATE_57", "IBVERBS_PRIVATE_34"
+            ]: $($functions)*
+        }
+    };
+}
+
+/// Version nodes of the symbol of a name; the first is the default.
+macro_rules! assign_nodes {
+    ($name:ident: $node:literal) => {
+        $crate::export::assign_nodes!($name: [$node]);
+    };
+    ($name:ident: [$default:literal $(, $other:literal)*]) => {
+        core::arch::global_asm!(
+            concat!(".symver siw_abi_", stringify!($name), ", ", stringify!($name), "@@", $default),
+            $(concat!(".symver siw_abi_", stringify!($name), ", ", stringify!($name), "@", $other)),*
+        );
     };
 }
 
@@ -70,7 +97,9 @@ macro_rules! bare_functions {
     };
 }
 
-pub(crate) use {bare_functions, c_functions, export_symbols};
+pub(crate) use {
+    assign_nodes, bare_functions, c_functions, export_private_symbols, export_symbols,
+};
 
 /// The value by which a function of the C interface reports failure.
 pub trait Failure {

@@ -1,6 +1,7 @@
 /* Calls every symbol of the drop-in library by its name, as programs do that load it themselves, with
  * output buffers full of marks: a call that succeeds writes all of its struct and nothing behind it.
- * Prints the name of each called symbol. */
+ * Prints the name of each called symbol. The arguments are symbols that only provider libraries call, as
+ * NAME@NODE: each fails with EOPNOTSUPP, except for those that rdma-core's programs and pyverbs call, too. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -451,7 +452,62 @@ static void call_rsockets(void)
     CHECK(FN(rclose)(client) == 0 && FN(rclose)(server) == 0 && FN(rclose)(listener) == 0);
 }
 
-int main(void)
+/* Without a result. */
+static int is_void(const char *name)
+{
+    const char *names[] = { "__verbs_log", "verbs_init_cq", "verbs_set_ops", "verbs_uninit_context",
+                            "ibv_dmabuf_heap_destroy", "ibv_dmabuf_heap_free" };
+    for (size_t at = 0; at < sizeof names / sizeof *names; at++)
+        if (strcmp(name, names[at]) == 0)
+            return 1;
+    return strncmp(name, "verbs_register_driver_", 22) == 0;
+}
+
+static void call_private(struct ibv_context *context, const char *name, const char *node)
+{
+    void *found = dlvsym(library, name, node);
+    if (!found)
+        fprintf(stderr, "%s@%s is missing\n", name, node);
+    CHECK(found);
+    if (strcmp(name, "verbs_allow_disassociate_destroy") == 0) {
+        CHECK(*(char *)found == 0);
+    } else if (strcmp(name, "ibv_query_gid_type") == 0) {
+        int (*query)(struct ibv_context *, uint8_t, unsigned, void *) = found;
+        FILLS(sizeof(uint32_t), query(context, 1, 0, out) == 0);
+        FAILS_WITH(EINVAL, query(context, 1, 99, mark(0)) == -1);
+        FAILS_WITH(EINVAL, query(context, 2, 0, mark(0)) == -1);
+    } else if (strcmp(name, "ibv_wr_opcode_str") == 0) {
+        const char *(*name_of)(int) = found;
+        CHECK(strcmp(name_of(IBV_WR_SEND_WITH_INV), "send-with-inv") == 0);
+        CHECK(strcmp(name_of(14), "unknown") == 0 && strcmp(name_of(-1), "unknown") == 0);
+    } else if (strcmp(name, "ibv_read_ibdev_sysfs_file") == 0) {
+        FAILS_WITH(ENOENT, ((any_function *)found)(mark(0), (size_t)64, NULL, "node_type") == -1);
+    } else if (is_void(name)) {
+        ((any_function *)found)(NULL);
+    } else {
+        int result;
+        FAILS_WITH(EOPNOTSUPP, ((result = ((any_function *)found)(NULL)), 1));
+        CHECK(result == EOPNOTSUPP || result == 0);
+    }
+    printf("called %s@%s\n", name, node);
+}
+
+static void call_private_ones(char **symbols)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = ibv_open_device(list[0]);
+    CHECK(context);
+    for (; *symbols; symbols++) {
+        char *node = strchr(*symbols, '@');
+        CHECK(node);
+        *node = 0;
+        call_private(context, *symbols, node + 1);
+    }
+    CHECK(ibv_close_device(context) == 0);
+    ibv_free_device_list(list);
+}
+
+int main(int count, char **arguments)
 {
     inet_pton(AF_INET, "10.77.0.2", &there.sin_addr);
     library = dlopen("librdmacm.so.1", RTLD_NOW);
@@ -460,5 +516,7 @@ int main(void)
     call_librdmacm();
     call_newest_librdmacm();
     call_rsockets();
+    if (count > 1)
+        call_private_ones(arguments + 1);
     return 0;
 }

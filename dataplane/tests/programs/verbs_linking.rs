@@ -108,8 +108,11 @@ fn thousands_of_connections_are_open_at_once() {
     assert!(said.contains(r#"{"open":2000,"#), "{said}");
 }
 
-/// Version nodes of functions that only provider libraries and this project's own libraries call.
-const PRIVATE_NODES: [&str; 2] = ["IBVERBS_PRIVATE_34", "SIWD_PRIVATE"];
+/// The node of functions that only this project's own libraries call.
+const OWN_NODE: &str = "SIWD_PRIVATE";
+
+/// The provider interface has a node for each release of rdma-core that changed it.
+const PROVIDER_NODES: [&str; 5] = ["34", "57", "59", "64", "65"];
 
 #[test]
 fn every_symbol_works_when_it_is_looked_up_by_name() {
@@ -119,20 +122,39 @@ fn every_symbol_works_when_it_is_looked_up_by_name() {
     let daemon = Daemon::loopback();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/symbol_calls.c");
     let (program, _) = compile(&daemon, &source);
-    let said = Program::start(&daemon, &program.display().to_string()).succeed();
+    let ours = defined_symbols(&siwrun().with_file_name("libsiw_verbs.so"));
+    let symbols = ours
+        .iter()
+        .filter_map(|symbol| symbol.split_once('@'))
+        .filter(|(name, node)| name != node && *node != OWN_NODE);
+    let (private, public): (Vec<_>, Vec<_>) =
+        symbols.partition(|(_, node)| node.starts_with("IBVERBS_PRIVATE_"));
+    let mut line = program.display().to_string();
+    for (name, node) in &private {
+        line += &format!(" {name}@{node}");
+    }
+    let said = Program::start(&daemon, &line).succeed();
     let called: BTreeSet<&str> = said
         .lines()
         .filter_map(|line| line.strip_prefix("called "))
         .collect();
-    let ours = defined_symbols(&siwrun().with_file_name("libsiw_verbs.so"));
-    let uncalled: Vec<_> = ours
+    let uncalled: Vec<_> = public
         .iter()
-        .filter_map(|symbol| symbol.split_once('@'))
-        .filter(|(name, node)| name != node && !PRIVATE_NODES.contains(node))
         .filter(|(name, _)| !called.contains(name))
         .collect();
     assert!(uncalled.is_empty(), "{uncalled:?}");
-    assert!(ours.len() > 150, "{ours:?}");
+    assert!(public.len() > 150, "{public:?}");
+    for release in PROVIDER_NODES {
+        let node = format!("IBVERBS_PRIVATE_{release}");
+        // As many as rdma-core 65 has.
+        let count = private.iter().filter(|(_, of)| *of == node).count();
+        assert!(count >= 92, "{node} has {count} symbols");
+        let registration = format!("verbs_register_driver_{release}");
+        for name in ["ibv_query_gid_type", &registration] {
+            let symbol = format!("{name}@{node}");
+            assert!(called.contains(symbol.as_str()), "{symbol}: {said}");
+        }
+    }
 }
 
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {

@@ -6,7 +6,7 @@ use super::{
     port, qp, qp_state, rates, srq, sysfs,
 };
 use crate::abi::*;
-use crate::export::export_symbols;
+use crate::export::{export_private_symbols, export_symbols};
 use std::ffi::{c_char, c_int, c_void};
 
 export_symbols! { "IBVERBS_1.0":
@@ -223,12 +223,12 @@ export_symbols! { "IBVERBS_1.18":
     fn ibv_export_buf_dmabuf_fd(buffer: *mut c_void) -> c_int = not::export_dmabuf;
 }
 
-export_symbols! { "IBVERBS_PRIVATE_34":
+export_private_symbols! {
     fn ibv_query_gid_type(
         context: *mut ibv_context, port_num: u8, index: u32, kind: *mut u32,
     ) -> c_int = gid::query_gid_type;
     fn ibv_read_ibdev_sysfs_file(
         buffer: *mut c_char, size: usize, device: *mut ibv_device, format: *const c_char,
     ) -> c_int = sysfs::read_ibdev_sysfs_file;
-    fn verbs_register_driver_34(driver: *const c_void) = not::register_driver;
+    fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char = names::work_request;
 }

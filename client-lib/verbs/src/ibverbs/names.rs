@@ -75,6 +75,23 @@ const COMPLETION_STATUSES: [&CStr; 24] = [
     c"TM software rendezvous",
 ];
 
+const WORK_REQUESTS: [&CStr; 14] = [
+    c"rdma-write",
+    c"rdma-write-with-imm",
+    c"send",
+    c"send-with-imm",
+    c"rdma-read",
+    c"atomic-cmp-and-swp",
+    c"atomic-fetch-and-add",
+    c"local-inv",
+    c"bind-mw",
+    c"send-with-inv",
+    c"tso",
+    c"driver1",
+    c"flush",
+    c"atomic-write",
+];
+
 fn name_in(names: &[&'static CStr], number: u32) -> *const c_char {
     names.get(number as usize).unwrap_or(&UNKNOWN).as_ptr()
 }
@@ -97,4 +114,9 @@ pub unsafe fn event_type(number: ibv_event_type) -> *const c_char {
 /// ibv_wc_status_str
 pub unsafe fn completion_status(number: ibv_wc_status) -> *const c_char {
     name_in(&COMPLETION_STATUSES, number)
+}
+
+/// ibv_wr_opcode_str
+pub unsafe fn work_request(number: ibv_wr_opcode) -> *const c_char {
+    name_in(&WORK_REQUESTS, number)
 }

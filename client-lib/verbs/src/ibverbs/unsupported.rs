@@ -133,7 +133,7 @@ pub unsafe fn register_buffer(
 /// ibv_copy_ah_attr_from_kern and similar functions: they are unused, without kernel structs.
 pub unsafe fn copy_kernel_struct(_to: *mut c_void, _from: *mut c_void) {}
 
-/// ibv_register_driver, verbs_register_driver_34: registration of provider libraries. Their kernel
+/// ibv_register_driver, verbs_register_driver_N: registration of provider libraries. Their kernel
 /// devices are not listed.
 pub unsafe fn register_driver(_driver: *const c_void) {}
 
@@ -154,13 +154,33 @@ unsafe fn do_nothing() {}
 #[unsafe(export_name = "siw_abi_verbs_allow_disassociate_destroy")]
 static ALLOW_DISASSOCIATE_DESTROY: u8 = 0;
 
-core::arch::global_asm!(
-    ".symver siw_abi_verbs_allow_disassociate_destroy, \
-     verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34"
-);
+crate::export::assign_nodes!(verbs_allow_disassociate_destroy: [
+    "IBVERBS_PRIVATE_65", "IBVERBS_PRIVATE_64", "IBVERBS_PRIVATE_59", "IBVERBS_PRIVATE_57",
+    "IBVERBS_PRIVATE_34"
+]);
+
+crate::export::export_symbols! { "IBVERBS_PRIVATE_34":
+    fn verbs_register_driver_34(driver: *const c_void) = register_driver;
+}
+
+crate::export::export_symbols! { "IBVERBS_PRIVATE_57":
+    fn verbs_register_driver_57(driver: *const c_void) = register_driver;
+}
+
+crate::export::export_symbols! { "IBVERBS_PRIVATE_59":
+    fn verbs_register_driver_59(driver: *const c_void) = register_driver;
+}
+
+crate::export::export_symbols! { "IBVERBS_PRIVATE_64":
+    fn verbs_register_driver_64(driver: *const c_void) = register_driver;
+}
+
+crate::export::export_symbols! { "IBVERBS_PRIVATE_65":
+    fn verbs_register_driver_65(driver: *const c_void) = register_driver;
+}
 
 // Declared without arguments, because these functions ignore them.
-crate::export::export_symbols! { "IBVERBS_PRIVATE_34":
+crate::export::export_private_symbols! {
     fn __ioctl_final_num_attrs() -> c_int = refuse_call;
     fn __verbs_log() = do_nothing;
     fn _verbs_init_and_alloc_context() -> *mut c_void = refuse_object;
@@ -171,14 +191,17 @@ crate::export::export_symbols! { "IBVERBS_PRIVATE_34":
     fn verbs_uninit_context() = do_nothing;
     fn ibv_cmd_advise_mr() -> c_int = refuse_call;
     fn ibv_cmd_alloc_dm() -> c_int = refuse_call;
+    fn ibv_cmd_alloc_dmah() -> c_int = refuse_call;
     fn ibv_cmd_alloc_mw() -> c_int = refuse_call;
     fn ibv_cmd_alloc_pd() -> c_int = refuse_call;
     fn ibv_cmd_attach_mcast() -> c_int = refuse_call;
     fn ibv_cmd_close_xrcd() -> c_int = refuse_call;
     fn ibv_cmd_create_ah() -> c_int = refuse_call;
+    fn ibv_cmd_create_comp_cntr() -> c_int = refuse_call;
     fn ibv_cmd_create_counters() -> c_int = refuse_call;
     fn ibv_cmd_create_cq() -> c_int = refuse_call;
     fn ibv_cmd_create_cq_ex() -> c_int = refuse_call;
+    fn ibv_cmd_create_cq_ex2() -> c_int = refuse_call;
     fn ibv_cmd_create_flow() -> c_int = refuse_call;
     fn ibv_cmd_create_flow_action_esp() -> c_int = refuse_call;
     fn ibv_cmd_create_qp() -> c_int = refuse_call;
@@ -192,6 +215,7 @@ crate::export::export_symbols! { "IBVERBS_PRIVATE_34":
     fn ibv_cmd_dealloc_pd() -> c_int = refuse_call;
     fn ibv_cmd_dereg_mr() -> c_int = refuse_call;
     fn ibv_cmd_destroy_ah() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_comp_cntr() -> c_int = refuse_call;
     fn ibv_cmd_destroy_counters() -> c_int = refuse_call;
     fn ibv_cmd_destroy_cq() -> c_int = refuse_call;
     fn ibv_cmd_destroy_flow() -> c_int = refuse_call;
@@ -201,8 +225,12 @@ crate::export::export_symbols! { "IBVERBS_PRIVATE_34":
     fn ibv_cmd_destroy_srq() -> c_int = refuse_call;
     fn ibv_cmd_destroy_wq() -> c_int = refuse_call;
     fn ibv_cmd_detach_mcast() -> c_int = refuse_call;
+    fn ibv_cmd_export_dmabuf_fd() -> c_int = refuse_call;
     fn ibv_cmd_free_dm() -> c_int = refuse_call;
+    fn ibv_cmd_free_dmah() -> c_int = refuse_call;
     fn ibv_cmd_get_context() -> c_int = refuse_call;
+    fn ibv_cmd_inc_comp_cntr() -> c_int = refuse_call;
+    fn ibv_cmd_inc_err_comp_cntr() -> c_int = refuse_call;
     fn ibv_cmd_modify_cq() -> c_int = refuse_call;
     fn ibv_cmd_modify_flow_action_esp() -> c_int = refuse_call;
     fn ibv_cmd_modify_qp() -> c_int = refuse_call;
@@ -215,17 +243,29 @@ crate::export::export_symbols! { "IBVERBS_PRIVATE_34":
     fn ibv_cmd_post_recv() -> c_int = refuse_call;
     fn ibv_cmd_post_send() -> c_int = refuse_call;
     fn ibv_cmd_post_srq_recv() -> c_int = refuse_call;
+    fn ibv_cmd_qp_attach_comp_cntr() -> c_int = refuse_call;
+    fn ibv_cmd_query_comp_cntr_caps() -> c_int = refuse_call;
     fn ibv_cmd_query_context() -> c_int = refuse_call;
     fn ibv_cmd_query_device_any() -> c_int = refuse_call;
     fn ibv_cmd_query_mr() -> c_int = refuse_call;
     fn ibv_cmd_query_port() -> c_int = refuse_call;
+    fn ibv_cmd_query_port_speed() -> c_int = refuse_call;
     fn ibv_cmd_query_qp() -> c_int = refuse_call;
     fn ibv_cmd_query_srq() -> c_int = refuse_call;
+    fn ibv_cmd_read_comp_cntr() -> c_int = refuse_call;
     fn ibv_cmd_read_counters() -> c_int = refuse_call;
+    fn ibv_cmd_read_err_comp_cntr() -> c_int = refuse_call;
     fn ibv_cmd_reg_dm_mr() -> c_int = refuse_call;
     fn ibv_cmd_reg_dmabuf_mr() -> c_int = refuse_call;
     fn ibv_cmd_reg_mr() -> c_int = refuse_call;
+    fn ibv_cmd_reg_mr_ex() -> c_int = refuse_call;
     fn ibv_cmd_req_notify_cq() -> c_int = refuse_call;
     fn ibv_cmd_rereg_mr() -> c_int = refuse_call;
     fn ibv_cmd_resize_cq() -> c_int = refuse_call;
+    fn ibv_cmd_set_comp_cntr() -> c_int = refuse_call;
+    fn ibv_cmd_set_err_comp_cntr() -> c_int = refuse_call;
+    fn ibv_dmabuf_heap_alloc() -> *mut c_void = refuse_object;
+    fn ibv_dmabuf_heap_cc_shared_init() -> *mut c_void = refuse_object;
+    fn ibv_dmabuf_heap_destroy() = do_nothing;
+    fn ibv_dmabuf_heap_free() = do_nothing;
 }

@@ -1,7 +1,7 @@
 //! Compares one ELF file with the drop-in library.
 
 use super::elf_file::{ElfFile, VersionedSymbol};
-use super::unsupported::{OPTIONAL, PRIVATE_NODE, PROVIDERS, UNSUPPORTED};
+use super::unsupported::{OPTIONAL, PRIVATE_BUT_WORKING, PRIVATE_NODES, PROVIDERS, UNSUPPORTED};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -79,11 +79,14 @@ fn is_replaced(file: &ElfFile) -> bool {
     file.soname.as_deref().is_some_and(is_rdma_library)
 }
 
-/// Checks for a provider library of a NIC, or a program that uses the provider interface.
-fn is_provider(file: &ElfFile) -> bool {
-    file.required
-        .iter()
-        .any(|symbol| symbol.version == PRIVATE_NODE)
+/// Returns the version node of the provider interface that a file uses, as provider libraries of NICs do.
+fn provider_node(file: &ElfFile) -> Option<&str> {
+    let is_of_providers = |symbol: &&VersionedSymbol| {
+        symbol.version.starts_with(PRIVATE_NODES)
+            && !PRIVATE_BUT_WORKING.contains(&symbol.name.as_str())
+    };
+    let found = file.required.iter().find(is_of_providers)?;
+    Some(&found.version)
 }
 
 fn contains(data: &[u8], text: &str) -> bool {
@@ -141,10 +144,10 @@ pub fn examine(file: &ElfFile, data: &[u8], library: &DropIn) -> Vec<Finding> {
         return findings;
     }
     find_libraries(file, data, &mut findings);
-    if is_provider(file) {
+    if let Some(node) = provider_node(file) {
         findings.push(Finding::new(
             Severity::Note,
-            format!("it calls functions of {PRIVATE_NODE}"),
+            format!("it calls functions of {node}"),
             "it is a provider library for devices of the kernel; the functions exist, and fail",
             "nothing; siwd's devices do not need it",
         ));

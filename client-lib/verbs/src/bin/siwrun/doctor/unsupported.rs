@@ -64,8 +64,11 @@ pub const OPTIONAL: &[&str] = &[
     "rdma_get_remote_ece",
 ];
 
-/// Version node of the interface between libibverbs and its provider libraries.
-pub const PRIVATE_NODE: &str = "IBVERBS_PRIVATE_34";
+/// Prefix of the version nodes of the interface between libibverbs and its provider libraries.
+pub const PRIVATE_NODES: &str = "IBVERBS_PRIVATE_";
+
+/// Functions of those nodes that work, for rdma-core's programs and pyverbs.
+pub const PRIVATE_BUT_WORKING: &[&str] = &["ibv_query_gid_type", "ibv_wr_opcode_str"];
 
 /// Prefixes of the version nodes of NIC libraries, with the library.
 pub const PROVIDERS: &[(&str, &str)] = &[
