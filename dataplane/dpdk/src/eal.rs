@@ -97,7 +97,7 @@ pub(crate) fn device_lock() -> MutexGuard<'static, ()> {
 }
 
 impl Eal {
-    /// Starts DPDK. Missing hugepages and unusable cores are detected before DPDK is called, so
+    /// Starts DPDK. Missing hugepages, a missing /sys and unusable cores are detected before DPDK is called, so
     /// that the caller can retry with another configuration; after any other error this process
     /// cannot retry.
     ///
@@ -107,6 +107,7 @@ impl Eal {
         if !thread::allowed_cores().contains(&config.main_core) {
             return Err(thread::core_error(config.main_core));
         }
+        thread::check_sysfs(config.main_core)?;
         if config.hugepages {
             hugepages::check_free_hugepages(config.memory_mb)?;
         }

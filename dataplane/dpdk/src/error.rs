@@ -41,6 +41,18 @@ pub enum Error {
         allowed: String,
     },
 
+    /// DPDK looks for processors in sysfs.
+    #[error(
+        "DPDK does not find core {core}, because {path} is missing: mount /sys \
+         (mount -t sysfs sysfs /sys), in a chroot or container too"
+    )]
+    Sysfs {
+        /// The core.
+        core: usize,
+        /// The file by which DPDK finds the core.
+        path: String,
+    },
+
     /// The environment refused its arguments, or lacks memory or permission.
     #[error("DPDK's environment failed to initialise: {reason}{log}")]
     Eal {

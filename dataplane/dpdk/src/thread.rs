@@ -82,6 +82,16 @@ pub(crate) fn core_error(core: usize) -> Error {
     }
 }
 
+/// Checks the file by which DPDK finds a core.
+pub(crate) fn check_sysfs(core: usize) -> Result<()> {
+    let path = format!("/sys/devices/system/cpu/cpu{core}/topology/core_id");
+    if std::path::Path::new(&path).exists() {
+        Ok(())
+    } else {
+        Err(Error::Sysfs { core, path })
+    }
+}
+
 pub(crate) fn current_affinity() -> libc::cpu_set_t {
     // SAFETY: cpu_set_t is plain data and the kernel writes at most its size.
     unsafe {

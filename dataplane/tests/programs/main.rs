@@ -14,6 +14,7 @@ mod libfabric_programs;
 mod mirrored_addresses;
 mod mooncake_engine;
 mod ordinary_user;
+mod poor_machines;
 mod preloaded_sockets;
 mod private_daemon;
 mod python_transfers;

@@ -11,7 +11,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 /// Finds siwd's tree if it has the same owner as the socket: anyone may create folders in /tmp.
 fn find_tree() -> Option<PathBuf> {
@@ -54,7 +54,29 @@ pub unsafe fn get_sysfs_path() -> *const c_char {
 /// Path of siwd's tree, for the library by which `siwrun` redirects paths of /sys; NULL if there is
 /// none.
 pub unsafe fn get_tree() -> *const c_char {
-    known_tree().map_or(std::ptr::null(), CStr::as_ptr)
+    match known_tree() {
+        Some(tree) => tree.as_ptr(),
+        None => {
+            log_missing_tree();
+            std::ptr::null()
+        }
+    }
+}
+
+/// Logs once that a program looks for files of devices in vain.
+fn log_missing_tree() {
+    static LOGGED: Once = Once::new();
+    LOGGED.call_once(|| {
+        if let Ok(socket) = socket_path(None) {
+            let tree = sysfs_tree_of(&socket);
+            let reason = format!(
+                "siwd's files are not in {}: mount the folder of the socket into a container, not \
+                 the socket alone",
+                tree.display()
+            );
+            crate::status::log_failure("/sys/class/infiniband", &reason);
+        }
+    });
 }
 
 export_symbols! { "SIWD_PRIVATE":

@@ -31,10 +31,9 @@ memory_regions_per_user = 1048576
 const PREFIX: &str = "siwrun-private-";
 /// Longest path of a Unix socket, with its final zero byte (unix(7)).
 const SOCKET_PATH_SIZE: usize = 108;
-const START_LIMIT: Timespec = Timespec {
-    tv_sec: 60,
-    tv_nsec: 0,
-};
+/// Beginning of the line that siwd prints when it is ready.
+const READY: &str = "siwd ready:";
+const START_LIMIT: Duration = Duration::from_secs(60);
 /// Time that a daemon may take to end.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Lines of the daemon's log shown after a failure.
@@ -273,21 +272,36 @@ impl PrivateDaemon {
         }
     }
 
-    /// Reads the line that siwd prints when it is ready; returns what happened instead.
+    /// Waits for the line that siwd prints when it is ready; returns what happened instead. DPDK may
+    /// print lines before it.
     fn await_ready(&mut self) -> Result<(), String> {
+        let started = Instant::now();
+        let mut output = BufReader::new(&mut self._output);
         let mut line = String::new();
-        let mut fds = [PollFd::new(&self._output, PollFlags::IN)];
-        if poll(&mut fds, Some(&START_LIMIT)) == Ok(0) {
-            return Err(format!("it was not ready after {} s", START_LIMIT.tv_sec));
+        while !line.starts_with(READY) {
+            if output.buffer().is_empty() {
+                let left = START_LIMIT.saturating_sub(started.elapsed());
+                let left = Timespec {
+                    tv_sec: left.as_secs().cast_signed(),
+                    tv_nsec: left.subsec_nanos().into(),
+                };
+                let mut fds = [PollFd::new(output.get_ref(), PollFlags::IN)];
+                if poll(&mut fds, Some(&left)) == Ok(0) {
+                    return Err(format!(
+                        "it was not ready after {} s",
+                        START_LIMIT.as_secs()
+                    ));
+                }
+            }
+            line.clear();
+            if !matches!(output.read_line(&mut line), Ok(bytes) if bytes > 0) {
+                return Err(match self.siwd.wait() {
+                    Ok(status) => status.to_string(),
+                    Err(error) => error.to_string(),
+                });
+            }
         }
-        let read = BufReader::new(&mut self._output).read_line(&mut line);
-        match read {
-            Ok(bytes) if bytes > 0 => Ok(()),
-            _ => Err(match self.siwd.wait() {
-                Ok(status) => status.to_string(),
-                Err(error) => error.to_string(),
-            }),
-        }
+        Ok(())
     }
 
     pub fn socket(&self) -> PathBuf {
