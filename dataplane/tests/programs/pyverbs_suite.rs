@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::Daemon;
 use crate::common::programs::Program;
+use crate::common::{Daemon, siwrun};
 
 const SUITE: &str = "/usr/share/doc/rdma-core/tests";
 /// The distribution's Python: other installations lack its modules.
@@ -106,23 +106,23 @@ fn copy_suite(folder: &Path) {
     }
 }
 
-#[test]
-fn rdma_cores_own_tests_pass() {
-    if !is_installed() {
-        return;
-    }
-    let daemon = Daemon::loopback();
-    let folder = daemon.dir.path().join("tests");
-    std::fs::create_dir(&folder).unwrap();
-    copy_suite(&folder);
-    let runner = daemon.dir.path().join("runner.py");
+/// The suite and its runner in a folder; returns the command that runs it on the first device.
+fn prepare_suite(folder: &Path) -> String {
+    let tests = folder.join("tests");
+    std::fs::create_dir(&tests).unwrap();
+    copy_suite(&tests);
+    let runner = folder.join("runner.py");
     std::fs::write(&runner, RUNNER).unwrap();
-    let line = format!(
+    format!(
         "{PYTHON} {} {} --dev siw0 --port 1 --gid 0",
         runner.display(),
-        folder.display()
-    );
-    let said = Program::start(&daemon, &line).succeed();
+        tests.display()
+    )
+}
+
+/// Checks what the runner said: no failure, and enough passed tests. Returns the numbers of passed and
+/// of skipped tests.
+fn check_results(said: &str) -> (usize, usize) {
     let results: Vec<(&str, &str)> = said
         .lines()
         .filter_map(|line| line.strip_prefix("RESULT "))
@@ -145,9 +145,42 @@ fn rdma_cores_own_tests_pass() {
             .count();
         assert!(count >= least, "{count} of {file} pass:\n{said}");
     }
-    println!(
-        "{} of rdma-core's tests pass, {} are skipped",
-        passed.len(),
-        named("skipped").len()
-    );
+    (passed.len(), named("skipped").len())
+}
+
+#[test]
+fn rdma_cores_own_tests_pass() {
+    if !is_installed() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let line = prepare_suite(daemon.dir.path());
+    let said = Program::start(&daemon, &line).succeed();
+    let (passed, skipped) = check_results(&said);
+    println!("{passed} of rdma-core's tests pass, {skipped} are skipped");
+}
+
+/// Each run has a siwd of its own, as in the CI of another project. SIWD_PRIVATE_RUNS is another number of
+/// runs than 20.
+#[test]
+fn no_private_run_of_rdma_cores_own_tests_fails() {
+    if !is_installed() {
+        return;
+    }
+    let runs: usize = std::env::var("SIWD_PRIVATE_RUNS").map_or(20, |runs| runs.parse().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let line = prepare_suite(folder.path());
+    for run in 1..=runs {
+        let out = Command::new(siwrun())
+            .args(["--private", "--siwd", env!("CARGO_BIN_EXE_siwd"), "--"])
+            .args(line.split_whitespace())
+            .env("XDG_RUNTIME_DIR", folder.path())
+            .env_remove("SIWD_SOCKET")
+            .output()
+            .unwrap();
+        let said = [&out.stdout[..], &out.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(out.status.success(), "run {run} of {runs}: {said}");
+        check_results(&said);
+    }
 }
