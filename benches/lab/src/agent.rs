@@ -80,6 +80,11 @@ impl Agent {
         if let Ok(answer) = self.answer_within(self.patience) {
             bail!("the agent at {} does not end: {answer:?}", self.address);
         }
+        self.reconnect()
+    }
+
+    /// Connects again, after the agent or its machine has been started again.
+    pub fn reconnect(&mut self) -> Result<()> {
         *self = Agent::connect(self.address, self.patience)?;
         Ok(())
     }

@@ -171,7 +171,18 @@ impl Suite<'_> {
             eprintln!("siw-lab: the target was not started again: {error:#}");
             return false;
         }
-        self.converse(Instant::now() + RESTART).is_ok()
+        if self.converse(Instant::now() + RESTART).is_err() {
+            return false;
+        }
+        let Some(agent) = &self.target.agent else {
+            return true;
+        };
+        let mut agent = agent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = agent.reconnect() {
+            eprintln!("siw-lab: {error:#}");
+            return false;
+        }
+        true
     }
 
     fn converse(&self, deadline: Instant) -> Result<(), String> {
