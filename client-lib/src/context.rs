@@ -24,7 +24,7 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// A client of one daemon. Clones share the connection.
@@ -45,8 +45,6 @@ pub(crate) struct ClientInner {
     page: WorkerPageView,
     workers: Vec<(DoorbellProducer, OwnedFd)>,
     async_events: ControlSocket,
-    /// Set when asynchronous events have ended: keeps the replacement of their descriptor alive.
-    events_ended: OnceLock<OwnedFd>,
     alive: AtomicBool,
     waits_in_destructors: AtomicBool,
     opened: Instant,
@@ -201,7 +199,6 @@ impl Context {
             page: WorkerPageView::new(Arc::new(page), worker_count)?,
             workers,
             async_events,
-            events_ended: OnceLock::new(),
             alive: AtomicBool::new(true),
             waits_in_destructors: AtomicBool::new(false),
             opened: Instant::now(),
@@ -287,9 +284,6 @@ impl Context {
     /// Waits for the next asynchronous event; [`Error::Timeout`] when none comes in time,
     /// [`Error::DaemonGone`] after the last one.
     pub fn get_async_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent, Error> {
-        if self.0.events_ended.get().is_some() {
-            return Err(Error::DaemonGone);
-        }
         let packet = self.0.recv_event(&self.0.async_events, timeout)?;
         let error: control::AsyncEventMessage =
             control::decode_event(control::KIND_ASYNC_EVENT, &packet)?;
@@ -298,22 +292,6 @@ impl Context {
             object: error.object,
             reason: error.reason.to_text(),
         })
-    }
-
-    /// Ends asynchronous events once every poller of [`Self::async_fd`] knows that the daemon has
-    /// ended. `replace` puts a descriptor that is not readable in its place, under the same number,
-    /// and returns the object that has to be kept alive for it. From now on
-    /// [`Self::get_async_event`] returns [`Error::DaemonGone`] without reading.
-    pub fn end_async_events(
-        &self,
-        replace: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<OwnedFd>,
-    ) {
-        let _calls = lock_unpoisoned(&self.0.calls);
-        if self.0.events_ended.get().is_none()
-            && let Ok(kept) = replace(self.async_fd())
-        {
-            let _ = self.0.events_ended.set(kept);
-        }
     }
 
     /// Waits until the daemon has freed the objects that were dropped so far: destructors do not wait.

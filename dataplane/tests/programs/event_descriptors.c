@@ -1,4 +1,4 @@
-/* A descriptor of events is readable exactly while its call returns an event. */
+/* A descriptor of events is readable exactly while its call returns an event, and never writable. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -242,6 +242,23 @@ static void events_of_a_destroyed_completion_queue(void)
     CHECK(ibv_destroy_comp_channel(channel) == 0 && ibv_dealloc_pd(pd) == 0);
 }
 
+/* Programs that wait for both, as users of libuv do, must not spin. */
+static void descriptors_are_never_writable(void)
+{
+    struct ibv_device **devices = ibv_get_device_list(NULL);
+    struct ibv_context *context = ibv_open_device(devices[0]);
+    CHECK(context);
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    CHECK(channel);
+    int fds[] = { channel->fd, context->async_fd, listener->verbs->async_fd, servers->fd };
+    for (int i = 0; i < 4; i++) {
+        struct pollfd both = { .fd = fds[i], .events = POLLIN | POLLOUT };
+        CHECK(poll(&both, 1, 0) == 0);
+    }
+    CHECK(ibv_destroy_comp_channel(channel) == 0 && ibv_close_device(context) == 0);
+    ibv_free_device_list(devices);
+}
+
 int main(void)
 {
     inet_pton(AF_INET, "10.77.0.2", &there.sin_addr);
@@ -254,6 +271,7 @@ int main(void)
         a_disconnect_before_unpolled_completions();
     events_of_a_destroyed_identifier();
     events_of_a_destroyed_completion_queue();
+    descriptors_are_never_writable();
     CHECK(rdma_destroy_id(listener) == 0);
     rdma_destroy_event_channel(servers);
     rdma_destroy_event_channel(clients);

@@ -5,7 +5,6 @@ use super::context::ContextObject;
 use super::cq::CqObject;
 use super::port::PORT;
 use super::qp::QpObject;
-use super::resting::replace_by_quiet;
 use super::srq::SrqObject;
 use crate::abi::*;
 use crate::status::{log_failure, set_errno};
@@ -84,10 +83,7 @@ pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_eve
             }
             Err(Error::DaemonGone) => {
                 // Pollers of the descriptor have been told.
-                match object.shared_events() {
-                    Some(events) => events.end(object.client()),
-                    None => object.client().end_async_events(replace_by_quiet),
-                }
+                object.silence_async_events();
                 set_errno(libc::EIO);
                 return -1;
             }

@@ -1,21 +1,20 @@
 //! Completion channels (ibv_create_comp_channel(3), ibv_get_cq_event(3)): a stream that carries the
-//! cookie of a completion queue for each event. The program may poll its descriptor, which keeps
-//! the O_NONBLOCK setting of the program.
+//! cookie of a completion queue for each event.
 
 use super::context::{ContextObject, is_inherited};
 use super::cq::CqObject;
-use super::resting::replace_by_quiet;
+use super::descriptor::EventDescriptor;
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::status::{errno_of, pointer_of, set_errno, wake_interval};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use siw::{CompletionChannel, Error};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Looks at the first event and leaves it in the stream.
@@ -26,10 +25,10 @@ const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
 pub struct ChannelObject {
     abi: ibv_comp_channel,
     channel: Arc<CompletionChannel>,
+    descriptor: EventDescriptor,
     queues: Mutex<ChannelQueues>,
-    /// Set when all last events are delivered: the writing end of the pipe that has replaced the
-    /// descriptor.
-    quiet: OnceLock<OwnedFd>,
+    /// All last events are delivered.
+    is_silent: AtomicBool,
 }
 
 /// The completion queues that raise events on a channel, by cookie. Cookies are not reused: events
@@ -125,7 +124,7 @@ impl ChannelObject {
     fn read_event(&self) -> Result<([u8; 8], usize), Errno> {
         loop {
             match self.take_event() {
-                Err(Errno::AGAIN) if !self.is_nonblocking() => {}
+                Err(Errno::AGAIN) if !self.descriptor.is_nonblocking() => {}
                 taken => return taken,
             }
             poll(
@@ -133,11 +132,6 @@ impl ChannelObject {
                 None,
             )?;
         }
-    }
-
-    fn is_nonblocking(&self) -> bool {
-        let flags = fcntl_getfl(self.channel.as_fd());
-        flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
 
     /// Called when the daemon has ended: each queue gets one more event, so that a sleeping program
@@ -157,7 +151,7 @@ impl ChannelObject {
     /// event it returns the cookies of the queues in turn.
     #[cold]
     fn await_event(&self, interval: Duration) -> Option<[u8; 8]> {
-        if self.is_nonblocking() {
+        if self.descriptor.is_nonblocking() {
             return None;
         }
         let fd = self.channel.as_fd();
@@ -181,12 +175,8 @@ impl ChannelObject {
 
     /// Called when no events can follow: pollers of the descriptor have been told.
     fn fall_silent(&self) {
-        let _queues = self.lock_queues();
-        if self.quiet.get().is_none()
-            && let Ok(writer) = replace_by_quiet(self.channel.as_fd())
-        {
-            let _ = self.quiet.set(writer);
-        }
+        self.is_silent.store(true, Ordering::Relaxed);
+        self.descriptor.silence(self.channel.as_fd());
     }
 
     fn has_queues(&self) -> bool {
@@ -199,17 +189,17 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
     // SAFETY: a context of this library.
     let object = unsafe { ContextObject::from_abi(context) };
     let channel = CompletionChannel::new(object.client()).and_then(|channel| {
-        // The program decides whether taking an event may block.
-        rustix::io::ioctl_fionbio(channel.as_fd(), false)?;
+        let descriptor = EventDescriptor::new(channel.as_fd())?;
         Ok(Box::new(ChannelObject {
             abi: ibv_comp_channel {
                 context,
-                fd: channel.as_fd().as_raw_fd(),
+                fd: descriptor.number(),
                 refcnt: 0,
             },
             channel,
+            descriptor,
             queues: Mutex::default(),
-            quiet: OnceLock::new(),
+            is_silent: AtomicBool::new(false),
         }))
     });
     pointer_of("ibv_create_comp_channel", channel).cast()
@@ -260,7 +250,7 @@ pub unsafe fn get_cq_event(
         return -1;
     }
     loop {
-        if object.quiet.get().is_some() {
+        if object.is_silent.load(Ordering::Relaxed) {
             set_errno(libc::EIO);
             return -1;
         }

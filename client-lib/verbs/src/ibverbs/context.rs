@@ -1,6 +1,7 @@
 //! Contexts: each is a connection to the daemon, or a part of a shared one, with the objects that were
 //! made on it.
 
+use super::descriptor::EventDescriptor;
 use super::device::DeviceObject;
 use super::objects::Objects;
 use super::shared_events::SharedEvents;
@@ -17,8 +18,7 @@ pub struct ContextObject {
     abi: verbs_context,
     device: &'static DeviceObject,
     client: Context,
-    /// Asynchronous events of a context that shares its connection.
-    shared_events: Option<SharedEvents>,
+    async_events: AsyncEvents,
     objects: Objects,
     /// DEVICE_FATAL was delivered.
     pub fatal_reported: AtomicBool,
@@ -26,21 +26,28 @@ pub struct ContextObject {
     counters: AtomicU32,
 }
 
+/// Asynchronous events of a context.
+pub enum AsyncEvents {
+    /// All those of its connection.
+    Own(EventDescriptor),
+    /// Those that concern it, of a connection that it shares.
+    Shared(SharedEvents),
+}
+
 impl ContextObject {
-    /// Creates a context of `device` with the functions in `abi`, on a connection of its own, or on a
-    /// shared one.
+    /// Creates a context of `device` with the functions in `abi`.
     pub fn new(
         mut abi: verbs_context,
         device: &'static DeviceObject,
         client: Context,
-        shared_events: Option<SharedEvents>,
+        async_events: AsyncEvents,
     ) -> Box<ContextObject> {
         abi.sz = size_of::<verbs_context>();
         let context = &mut abi.context;
         context.device = device.as_abi();
-        context.async_fd = match &shared_events {
-            Some(events) => events.as_fd().as_raw_fd(),
-            None => client.async_fd().as_raw_fd(),
+        context.async_fd = match &async_events {
+            AsyncEvents::Own(descriptor) => descriptor.number(),
+            AsyncEvents::Shared(events) => events.as_fd().as_raw_fd(),
         };
         // Programs duplicate it to import the device in another process, which fails with
         // EOPNOTSUPP.
@@ -52,7 +59,7 @@ impl ContextObject {
             abi,
             device,
             client,
-            shared_events,
+            async_events,
             objects: Objects::default(),
             fatal_reported: AtomicBool::new(false),
             counters: AtomicU32::new(0),
@@ -83,7 +90,22 @@ impl ContextObject {
 
     /// Asynchronous events of a context that shares its connection.
     pub fn shared_events(&self) -> Option<&SharedEvents> {
-        self.shared_events.as_ref()
+        match &self.async_events {
+            AsyncEvents::Own(_) => None,
+            AsyncEvents::Shared(events) => Some(events),
+        }
+    }
+
+    /// Makes the descriptor of asynchronous events unreadable, after the end of the daemon.
+    pub fn silence_async_events(&self) {
+        // In a child of fork(2) the descriptor is that of the parent.
+        if !self.client.is_of_this_process() {
+            return;
+        }
+        match &self.async_events {
+            AsyncEvents::Own(descriptor) => descriptor.silence(self.client.async_fd()),
+            AsyncEvents::Shared(events) => events.end(&self.client),
+        }
     }
 
     /// Objects of the context.

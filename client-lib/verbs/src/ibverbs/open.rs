@@ -1,43 +1,44 @@
 //! Opening and closing of contexts (ibv_open_device(3)), with tables of the functions that programs
 //! call without a symbol.
 
-use super::context::{ContextObject, is_inherited};
+use super::context::{AsyncEvents, ContextObject, is_inherited};
+use super::descriptor::EventDescriptor;
 use super::device::DeviceObject;
-use super::shared_events::SharedEvents;
 use super::slots::{fill_extended_operations, fill_operations};
 use crate::abi::{ibv_context, ibv_device, verbs_context};
 use crate::status::{errno_of, pointer_of};
 use siw::{Context, Error};
 use std::ffi::c_int;
 
-/// Creates a context of `device` on a connection of its own, or on a shared one.
+/// Creates a context of `device`.
 pub fn new_context(
     device: &'static DeviceObject,
     client: Context,
-    shared_events: Option<SharedEvents>,
+    async_events: AsyncEvents,
 ) -> Box<ContextObject> {
     // SAFETY: the struct is made of numbers, pointers and optional function pointers; a mutex of
     // zeros is PTHREAD_MUTEX_INITIALIZER.
     let mut abi: verbs_context = unsafe { std::mem::zeroed() };
     fill_extended_operations(&mut abi);
     fill_operations(&mut abi.context);
-    ContextObject::new(abi, device, client, shared_events)
+    ContextObject::new(abi, device, client, async_events)
 }
 
-/// Connects to the daemon, which must have a device with the name of `device`.
-fn open_client(device: &DeviceObject) -> Result<Context, Error> {
+/// Creates a context on a connection of its own to the daemon, which must have a device with the name of
+/// `device`.
+fn open_context(device: &'static DeviceObject) -> Result<Box<ContextObject>, Error> {
     let client = Context::open(None)?;
     client.wait_in_destructors();
     client.device_by_name(&device.info().name)?;
-    Ok(client)
+    let descriptor = EventDescriptor::new(client.async_fd())?;
+    Ok(new_context(device, client, AsyncEvents::Own(descriptor)))
 }
 
 /// ibv_open_device(3)
 pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of this library, which is never freed.
     let device: &'static DeviceObject = unsafe { DeviceObject::from_abi(device) };
-    let context = open_client(device).map(|client| new_context(device, client, None));
-    let object = pointer_of("ibv_open_device", context);
+    let object = pointer_of("ibv_open_device", open_context(device));
     if object.is_null() {
         return std::ptr::null_mut();
     }

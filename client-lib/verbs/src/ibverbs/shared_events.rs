@@ -109,10 +109,6 @@ impl SharedEvents {
 
     /// Ends the events after the end of the daemon: the descriptor would stay readable.
     pub fn end(&self, client: &Context) {
-        // In a child of fork(2) the instance is that of the parent.
-        if !client.is_of_this_process() {
-            return;
-        }
         // It fails if that was done before.
         let _ = epoll::delete(&self.epoll, client.async_fd());
     }

@@ -2,7 +2,7 @@
 //! context for each device, with the default protection domain for queue pairs.
 
 use crate::abi::{ibv_context, ibv_pd};
-use crate::ibverbs::context::ContextObject;
+use crate::ibverbs::context::{AsyncEvents, ContextObject};
 use crate::ibverbs::device::DeviceObject;
 use crate::ibverbs::open::new_context;
 use crate::ibverbs::pd::alloc_pd;
@@ -63,7 +63,7 @@ impl Devices {
                 context: Box::leak(new_context(
                     DeviceObject::find_or_add(&info),
                     client.clone(),
-                    Some(events),
+                    AsyncEvents::Shared(events),
                 )),
                 info,
                 default_pd: Mutex::new(None),
