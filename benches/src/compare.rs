@@ -247,9 +247,7 @@ mod tests {
         let mut new = rounds(Mode::Bw, &[5.0]);
         let half = |gbps: Option<f64>| gbps.map(|gbps| gbps / 2.0);
         let bound = &mut new[0].bound;
-        bound.raw_gbps = half(bound.raw_gbps);
-        bound.copy_crc_gbps = half(bound.copy_crc_gbps);
-        bound.crc_gbps = half(bound.crc_gbps);
+        bound.path_gbps = half(bound.path_gbps);
         let comparison = Comparison::new(&old, &new, 0.05);
         assert!(!comparison.has_regression(), "{comparison}");
     }

@@ -51,6 +51,18 @@ pub fn settings_of(stats: &str) -> Option<Value> {
     json.get("settings").cloned()
 }
 
+/// Returns true if a device sends segments that its link cuts into frames, or if the statistics do
+/// not say so.
+pub fn takes_super_segments(stats: &str, device: &str) -> bool {
+    let settings = settings_of(stats).unwrap_or_default();
+    let devices = settings["devices"].as_array();
+    let mut devices = devices.into_iter().flatten();
+    let found = devices.find(|one| one["device"] == device);
+    found
+        .and_then(|device| device["tso"].as_bool())
+        .unwrap_or(true)
+}
+
 /// Work of one worker during a measurement, as the daemon counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerUse {
@@ -210,21 +222,24 @@ impl fmt::Display for WorkerUse {
         if let (Some(ns), Some(cycles)) = (self.ns_per_message, self.cycles_per_message) {
             write!(f, ", {ns:.0} ns ({cycles:.0} cycles) for each message")?;
         }
-        if let Some(lines) = self.lines_per_message {
-            let LinesPerMessage {
-                requests,
-                indices,
-                doorbells,
-                completions,
-            } = lines;
-            write!(
-                f,
-                "\n  cache lines between cores per message: {:.2} (requests {requests:.2}, \
-                 indices {indices:.2}, doorbells {doorbells:.2}, completions {completions:.2})",
-                lines.total()
-            )?;
-        }
         Ok(())
+    }
+}
+
+impl fmt::Display for LinesPerMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LinesPerMessage {
+            requests,
+            indices,
+            doorbells,
+            completions,
+        } = self;
+        write!(
+            f,
+            "cache lines between cores per message: {:.2} (requests {requests:.2}, \
+             indices {indices:.2}, doorbells {doorbells:.2}, completions {completions:.2})",
+            self.total()
+        )
     }
 }
 
@@ -324,6 +339,13 @@ mod tests {
     }
 
     #[test]
+    fn a_link_takes_super_segments_unless_its_settings_deny_it() {
+        let stats = r#"{"settings":{"devices":[{"device":"siw0","tso":false},{"device":"siw1","tso":true}]}}"#;
+        assert!(!takes_super_segments(stats, "siw0") && takes_super_segments(stats, "siw1"));
+        assert!(takes_super_segments("", "siw0"));
+    }
+
+    #[test]
     fn private_memory_is_the_anonymous_part() {
         let status = "VmRSS:\t900 kB\nRssAnon:\t  300 kB\nRssShmem:\t600 kB\n";
         assert_eq!(status_bytes(status, "RssAnon:"), Some(300 * 1024));
@@ -389,7 +411,8 @@ mod tests {
             }),
         };
         assert_eq!(used, expected);
-        assert!(used.to_string().ends_with(
+        let lines = used.lines_per_message.unwrap();
+        assert!(lines.to_string().ends_with(
             "cache lines between cores per message: 12.50 (requests 2.50, indices 5.00, \
              doorbells 2.50, completions 2.50)"
         ));

@@ -2,7 +2,7 @@
 //! pairs.
 
 use crate::control_line::CONTROL_LINE_BYTES;
-use crate::plan::{ATOMIC_SIZE, INITIAL_BYTE, MeasurementPlan, Mode, Operation};
+use crate::plan::{ATOMIC_SIZE, INITIAL_BYTE, MeasurementPlan, Mode};
 use anyhow::{anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Receives that a SEND ping-pong keeps posted.
+/// Receives that a ping-pong of SENDs or of WRITEs with immediate data keeps posted.
 const LAT_RECEIVES: u32 = 16;
 
 /// No completion for this long is an error.
@@ -127,10 +127,11 @@ impl TransferEnd {
             Mode::Bw => plan.depth + 8,
             Mode::Lat => 64,
         };
-        let receives = match (plan.mode, plan.op) {
-            (Mode::Bw, Operation::Send) => slots,
-            (Mode::Lat, _) => LAT_RECEIVES,
-            _ => 1,
+        let takes_receives = plan.op.takes_receive();
+        let receives = match plan.mode {
+            Mode::Bw if takes_receives => slots,
+            Mode::Lat => LAT_RECEIVES,
+            Mode::Bw => 1,
         };
         let limits = ctx.limits();
         if sends.max(receives) > limits.max_qp_wr {
@@ -208,9 +209,10 @@ impl TransferEnd {
         end.touch_pages()?;
         // Posted before anything can arrive.
         for qp in 0..plan.qps {
-            match (plan.mode, plan.op, role) {
-                (Mode::Bw, Operation::Send, Role::Target) => end.post_receives(qp, 0, slots)?,
-                (Mode::Lat, Operation::Send, _) => {
+            match (plan.mode, role) {
+                _ if !takes_receives => {}
+                (Mode::Bw, Role::Target) => end.post_receives(qp, 0, slots)?,
+                (Mode::Lat, _) => {
                     for _ in 0..LAT_RECEIVES {
                         end.post_receives(qp, 1, 1)?;
                     }
@@ -358,11 +360,26 @@ impl TransferEnd {
             .try_for_each(|wc| check_completion(wc, self.plan.op.json_name()))
     }
 
-    /// Fails if the other end disconnected early.
+    /// Fails if a connection ended early.
     pub fn check_peer_present(&self) -> anyhow::Result<()> {
         match take_event(&self.channel)? {
-            Some(CmEvent::Disconnected(_)) => Err(anyhow!("the other end disconnected")),
+            Some(CmEvent::Disconnected(info)) if info.reason.is_empty() => Err(anyhow!(
+                "the connection was lost: the other end disconnected"
+            )),
+            Some(CmEvent::Disconnected(info)) => {
+                Err(anyhow!("the connection was lost: {}", info.reason))
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// Fails if the connection or the daemon is gone; for an end to which nothing arrives.
+    #[cold]
+    pub fn check_alive(&self) -> anyhow::Result<()> {
+        self.check_peer_present()?;
+        match self.ctx.is_alive() {
+            true => Ok(()),
+            false => Err(anyhow!("the connection was lost: siwd is gone")),
         }
     }
 }
@@ -409,8 +426,13 @@ pub fn check_completion(wc: &Wc, what: &str) -> anyhow::Result<()> {
     if wc.status == WcStatus::SUCCESS {
         return Ok(());
     }
+    // Requests are flushed when their connection ends.
+    let lost = match wc.status {
+        WcStatus::WR_FLUSH_ERR | WcStatus::RETRY_EXC_ERR => "the connection was lost: ",
+        _ => "",
+    };
     Err(anyhow!(
-        "{what} on queue pair {}: {} (vendor code {:#x})",
+        "{lost}{what} on queue pair {}: {} (vendor code {:#x})",
         wc.wr_id as u32,
         wc.status.as_str(),
         wc.vendor_err
@@ -432,6 +454,25 @@ mod tests {
             "{error}"
         );
         assert!(error.contains(socket.to_str().unwrap()), "{error}");
+    }
+
+    #[test]
+    fn flushed_requests_tell_that_the_connection_was_lost() {
+        let completion = |status| Wc {
+            status,
+            wr_id: 3,
+            ..Wc::default()
+        };
+        let error = |status| {
+            let outcome = check_completion(&completion(status), "write");
+            outcome.unwrap_err().to_string()
+        };
+        let lost = error(WcStatus::WR_FLUSH_ERR);
+        let begin = "the connection was lost: write on queue pair 3: ";
+        assert!(lost.starts_with(begin), "{lost}");
+        let refused = error(WcStatus::REM_ACCESS_ERR);
+        assert!(refused.starts_with("write on queue pair 3: "), "{refused}");
+        assert!(check_completion(&completion(WcStatus::SUCCESS), "write").is_ok());
     }
 
     #[test]

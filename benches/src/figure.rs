@@ -73,6 +73,10 @@ impl Figure {
 }
 
 /// The best number at `key` (`gbps`, `lat_us.p50`) in lines of JSON.
+///
+/// # Errors
+/// A line has no such number, there are no lines, or a `ratio` to a bound is above 1: then the bound
+/// or the transfer was measured wrongly.
 pub fn best_value(lines: &str, key: &str, good: BetterValue) -> anyhow::Result<f64> {
     let mut best: Option<f64> = None;
     for line in lines.lines().filter(|line| !line.trim().is_empty()) {
@@ -83,6 +87,12 @@ pub fn best_value(lines: &str, key: &str, good: BetterValue) -> anyhow::Result<f
             .try_fold(&json, |value, part| value.get(part))
             .and_then(Value::as_f64)
             .ok_or_else(|| anyhow!("a result has no {key}; its notes: {}", json["notes"]))?;
+        if key == "ratio" && !json["bound"]["path_gbps"].is_null() && value > 1.0 {
+            return Err(anyhow!(
+                "a transfer exceeded its bound (ratio {value}): one of them was measured wrongly; \
+                 measure again on a quiet machine"
+            ));
+        }
         best = Some(match (best, good) {
             (None, _) => value,
             (Some(best), BetterValue::Higher) => best.max(value),
@@ -142,6 +152,17 @@ mod tests {
             best_value(runs, "lat_us.p50", BetterValue::Lower).unwrap(),
             3.0
         );
+    }
+
+    #[test]
+    fn a_ratio_above_its_bound_is_an_error() {
+        let line = |ratio| format!("{{\"ratio\":{ratio},\"bound\":{{\"path_gbps\":10}}}}\n");
+        let best = |lines: &str| best_value(lines, "ratio", BetterValue::Higher);
+        assert_eq!(best(&line(0.9)).unwrap(), 0.9);
+        let error = best(&(line(0.9) + &line(1.01))).unwrap_err().to_string();
+        assert!(error.contains("exceeded its bound (ratio 1.01)"), "{error}");
+        // Ratios to other things are not bounded.
+        assert_eq!(best("{\"ratio\":1.5}").unwrap(), 1.5);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Round trips, one message at a time. The target of a WRITE polls the message's last byte, that of
-//! a SEND its completion queue; a READ is a round trip by itself.
+//! a SEND or of a WRITE with immediate data its completion queue; a READ is a round trip by itself.
 //!
 //! Each end has two message slots: slot 0 for sending (or for READs by the peer), slot 1 for
 //! receiving.
@@ -84,6 +84,11 @@ impl<'a> PingPongEnd<'a> {
                 SendWr::write(0, data, peer.addr + plan.slot_stride() as u64, peer.rkey)
                     .with_flags(WrFlags::NONE)
             }
+            Operation::WriteImm => {
+                let remote = peer.addr + plan.slot_stride() as u64;
+                SendWr::write_with_imm(0, data, remote, peer.rkey, round as u32)
+                    .with_flags(WrFlags::NONE)
+            }
             Operation::Send => SendWr::send(0, data).with_flags(WrFlags::NONE),
             Operation::Read => SendWr::read(0, &rx, peer.addr, peer.rkey),
             Operation::FetchAdd => SendWr::fetch_add(0, rx[0], peer.addr, peer.rkey, 1),
@@ -124,14 +129,14 @@ impl<'a> PingPongEnd<'a> {
                     .map_err(anyhow::Error::new);
             }
             Operation::Read | Operation::FetchAdd | Operation::CompareSwap => &end.send_cq,
-            Operation::Send => &end.recv_cq,
+            Operation::Send | Operation::WriteImm => &end.recv_cq,
         };
         let mut wc = [Wc::default()];
         if cq.poll(&mut wc)? == 0 {
             return Ok(false);
         }
         check_completion(&wc[0], plan.op.json_name())?;
-        if plan.op == Operation::Send {
+        if plan.op.takes_receive() {
             end.post_receives(0, RX_SLOT, 1)?;
         }
         Ok(true)
@@ -240,10 +245,7 @@ impl StallDetector {
         if !end.plan.op.has_response() {
             end.check_unsignaled_sends()?;
         }
-        end.check_peer_present()?;
-        if !end.ctx.is_alive() {
-            bail!("siwd is gone");
-        }
+        end.check_alive()?;
         if self.since.get_or_insert_with(Instant::now).elapsed() > STALL_TIMEOUT {
             bail!("no answer for {} s", STALL_TIMEOUT.as_secs());
         }
@@ -260,13 +262,13 @@ pub fn measure_latency(
     mut load: Option<&mut BulkLoad<'_>>,
 ) -> anyhow::Result<Measurement> {
     let plan = &initiator_end.plan;
-    let time = run.time;
+    let limits = run.limits;
     let mut ping = PingPongEnd::new(initiator_end);
     let mut pong = target_end.map(PingPongEnd::new);
     if let Some(target_end) = target_end {
         prepare_read_source(target_end)?;
     }
-    let warm_up = (time / 4).min(Duration::from_millis(300));
+    let warm_up = limits.warm_up();
     let mut latency = new_histogram()?;
     let mut progress = match run.live {
         Some(_) => ProgressLine::hidden(),
@@ -291,7 +293,7 @@ pub fn measure_latency(
         let now = Instant::now();
         if counting {
             latency.saturating_record((now - last).as_nanos() as u64);
-            if now - begin >= time {
+            if limits.is_over(now - begin, latency.len()) {
                 break;
             }
         } else if now - begin >= warm_up {
@@ -305,7 +307,7 @@ pub fn measure_latency(
                 live.show_if_due(now, || LiveSample {
                     messages: latency.len(),
                     latency: &latency,
-                    progress: (now - begin, time),
+                    progress: limits.progress(now - begin, latency.len()),
                 })
             });
         last = match run.pause {
@@ -315,13 +317,14 @@ pub fn measure_latency(
             None => now,
         };
         progress.show_if_due(now, || {
+            let (done, all) = limits.progress(now - begin, latency.len());
             format!(
                 "{} {}: {:.2} us, {:.1} of {:.1} s",
                 plan.op.json_name(),
                 format_bytes(plan.size),
                 latency.value_at_quantile(0.5) as f64 / 1e3,
-                (now - begin).as_secs_f64(),
-                time.as_secs_f64()
+                done.as_secs_f64(),
+                all.as_secs_f64()
             )
         });
     }

@@ -27,6 +27,7 @@ pub mod live;
 pub mod machine;
 pub mod measurement;
 mod option_values;
+pub mod output;
 pub mod pattern;
 pub mod peers;
 pub mod plan;

@@ -23,6 +23,8 @@ pub enum Operation {
     Write,
     /// RDMA READ of the target's memory.
     Read,
+    /// RDMA WRITE with immediate data, which completes a receive of the target (RFC 7306).
+    WriteImm,
     /// SEND into receives that the target posted.
     Send,
     /// Atomic addition of 1 to 8 bytes of the target's memory (RFC 7306 FetchAdd).
@@ -38,6 +40,7 @@ impl Operation {
         match self {
             Operation::Write => "write",
             Operation::Read => "read",
+            Operation::WriteImm => "write-imm",
             Operation::Send => "send",
             Operation::FetchAdd => "fetch-add",
             Operation::CompareSwap => "compare-swap",
@@ -48,6 +51,11 @@ impl Operation {
     /// value.
     pub fn is_atomic(self) -> bool {
         matches!(self, Operation::FetchAdd | Operation::CompareSwap)
+    }
+
+    /// Returns true if each message takes a receive that the target posted.
+    pub fn takes_receive(self) -> bool {
+        matches!(self, Operation::Send | Operation::WriteImm)
     }
 
     /// Returns true if the target's device responds, so that a message is a round trip by itself.
@@ -141,7 +149,10 @@ impl MeasurementPlan {
             bail!("--size {size}: an atomic operation has {ATOMIC_SIZE} bytes; leave it out");
         }
         if self.events && self.mode == Mode::Lat && self.op == Operation::Write {
-            bail!("--events: a WRITE raises no event where it arrives; use send, read or atomics");
+            bail!(
+                "--events: a WRITE raises no event where it arrives; use write-imm, send, read or \
+                 atomics"
+            );
         }
         if self.mode == Mode::Lat && qps > 1 {
             bail!("--qps {qps}: lat measures one round trip at a time, so one queue pair");
@@ -160,7 +171,7 @@ impl MeasurementPlan {
             );
         }
         if self.inline && self.op.has_response() {
-            bail!("--inline: only write and send carry data of this side");
+            bail!("--inline: only write, write-imm and send carry data of this side");
         }
         if self.inline && self.size as usize > siw_shm::wqe::MAX_INLINE {
             bail!(
@@ -202,11 +213,11 @@ impl MeasurementPlan {
         }
     }
 
-    /// Message slots of each QP at the target. SENDs need additional receives while those that
-    /// completed are processed.
+    /// Message slots of each QP at the target. Messages that take receives need additional ones while
+    /// those that completed are processed.
     pub fn target_slots(&self) -> u32 {
-        match (self.mode, self.op) {
-            (Mode::Bw, Operation::Send) => 2 * self.depth,
+        match self.mode {
+            Mode::Bw if self.op.takes_receive() => 2 * self.depth,
             _ => self.initiator_slots(),
         }
     }
@@ -289,7 +300,7 @@ mod tests {
                 size: 8,
                 ..p
             },
-            "only write and send",
+            "carry data of this side",
         );
         let atomic = MeasurementPlan {
             op: Operation::FetchAdd,

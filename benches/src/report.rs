@@ -64,7 +64,9 @@ pub struct PerfReport {
     pub lat_us: Quantiles,
     /// Upper bounds of the machine.
     pub bound: Bound,
-    /// Bandwidth divided by the combined bound; null for latency and without bounds.
+    /// Bandwidth divided by the bound, [`Bound::path_gbps`]; null for latency, without bounds, and if
+    /// several workers carried the transfer. In results without `bound.path_gbps` it has another
+    /// meaning: divided by the combined costs of the parts, which transfers could exceed.
     pub ratio: Option<f64>,
     /// Seconds measured.
     pub secs: f64,
@@ -136,7 +138,7 @@ impl PerfReport {
     ) -> PerfReport {
         let secs = measured.time.as_secs_f64().max(1e-9);
         let gbps = measured.bytes as f64 * 8.0 / secs / 1e9;
-        let limit = bound.combined_gbps(path.crc);
+        let limit = bound.path_gbps;
         PerfReport {
             mode: plan.mode,
             op: plan.op,
@@ -160,6 +162,7 @@ impl PerfReport {
                 copy_crc_gbps: bound.copy_crc_gbps.map(round_to_micro),
                 crc_gbps: bound.crc_gbps.map(round_to_micro),
                 copy_gbps: bound.copy_gbps.map(round_to_micro),
+                path_gbps: bound.path_gbps.map(round_to_micro),
                 raw_rtt_us: bound.raw_rtt_us,
             },
             ratio: (plan.mode == Mode::Bw)
@@ -231,14 +234,29 @@ impl PerfReport {
         (self.link_loss_ppm > 0).then(|| format!("{percent} % loss"))
     }
 
+    /// Returns true if the bandwidth exceeds its bound, so that one of them was measured wrongly.
+    pub fn exceeds_bound(&self) -> bool {
+        self.bound.path_gbps.is_some() && self.ratio.is_some_and(|ratio| ratio > 1.0)
+    }
+
+    /// Adds the work of the daemon's workers. The bound is that of one worker.
+    pub fn add_workers(&mut self, workers: Vec<WorkerUse>) {
+        let busy = workers.iter().filter(|worker| worker.busy_percent >= 5.0);
+        if self.ratio.is_some() && busy.count() > 1 {
+            self.ratio = None;
+            self.notes
+                .push("no ratio: the bound is that of one worker, and several worked".into());
+        }
+        self.workers = workers;
+    }
+
     /// Adds the conditions, and the results in units of their cache-line round trip.
-    pub fn add_conditions(&mut self, conditions: Conditions) {
-        let trips = [
-            conditions.cache_line_ns_before,
-            conditions.cache_line_ns_after,
-        ];
-        // Other threads on a core make a round trip longer; nothing makes it shorter.
-        let line = trips.into_iter().flatten().reduce(f64::min);
+    pub fn add_conditions(&mut self, mut conditions: Conditions) {
+        if self.exceeds_bound() {
+            let reason = "the transfer exceeded its bound: one of them was measured wrongly";
+            conditions.disturbed.get_or_insert_with(|| reason.into());
+        }
+        let line = conditions.shortest_cache_line_ns();
         let (line_us, lat) = (line.map(|ns| ns / 1e3), self.mode == Mode::Lat);
         self.round_trip_lines = line_us
             .filter(|_| lat)
@@ -276,6 +294,43 @@ impl PerfReport {
     /// The report as one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+impl PerfReport {
+    /// CPU time of all workers in percent of a core; `None` if the client may not see them.
+    pub fn worker_percent(&self) -> Option<f64> {
+        let all = self.workers.iter().map(|worker| worker.busy_percent);
+        (!self.workers.is_empty()).then(|| all.sum())
+    }
+
+    /// Name of the time that [`Self::lat_us`] measures.
+    fn latency_name(&self) -> &'static str {
+        match self.mode {
+            Mode::Lat => "round trip",
+            Mode::Bw => "from posting to completion",
+        }
+    }
+
+    /// Results in units of the time that a cache line takes between the cores, with an explanation.
+    fn format_cache_lines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for lines in self.workers.iter().filter_map(|one| one.lines_per_message) {
+            writeln!(f, "  {lines}")?;
+        }
+        let amount = match (self.round_trip_lines, self.messages_per_line) {
+            (Some(trips), _) => format!("a round trip takes {trips:.1} of them"),
+            (None, Some(messages)) => format!("{messages:.3} messages in one of them"),
+            (None, None) => return Ok(()),
+        };
+        let ns = match self.conditions.shortest_cache_line_ns() {
+            Some(ns) => format!("{ns:.0} ns"),
+            None => "unknown".into(),
+        };
+        writeln!(
+            f,
+            "  cache-line round trip ({ns} now): a cache line from the application's core to the \
+             worker's and back, the unit in which machines can be compared; {amount}"
+        )
     }
 }
 
@@ -325,8 +380,9 @@ impl fmt::Display for PerfReport {
         )?;
         writeln!(
             f,
-            "  {:.2} Gb/s  {:.4} M messages/s  {} messages in {:.2} s{}",
+            "  {:.2} Gb/s ({:.2} MB/s)  {:.4} M messages/s  {} messages in {:.2} s{}",
             self.gbps,
+            self.gbps * 1e3 / 8.0,
             self.mmsgs,
             self.messages,
             self.secs,
@@ -337,7 +393,8 @@ impl fmt::Display for PerfReport {
         )?;
         writeln!(
             f,
-            "  latency p50 {:.2}  p99 {:.2}  p99.9 {:.2} us{}",
+            "  {} p50 {:.2}  p99 {:.2}  p99.9 {:.2} us{}",
+            self.latency_name(),
             latency.p50,
             latency.p99,
             latency.p999,
@@ -346,16 +403,21 @@ impl fmt::Display for PerfReport {
                 None => String::new(),
             }
         )?;
-        if let Some(trips) = self.round_trip_lines {
+        if self.mode == Mode::Lat {
             writeln!(
                 f,
-                "  a round trip takes {trips:.1} cache-line round trips between the cores"
-            )?;
-        }
-        if let Some(messages) = self.messages_per_line {
-            writeln!(
-                f,
-                "  {messages:.3} messages per cache-line round trip between the cores"
+                "  min {:.2}  avg {:.2}  max {:.2}  standard deviation {:.2} us{}",
+                latency.min,
+                latency.avg,
+                latency.max,
+                latency.stddev,
+                match self.op.has_response() {
+                    true => String::new(),
+                    false => format!(
+                        "; half a round trip, as perftest reports it: avg {:.2} us",
+                        latency.avg / 2.0
+                    ),
+                }
             )?;
         }
         if let Some(gbps) = self.bulk_gbps {
@@ -376,11 +438,12 @@ impl fmt::Display for PerfReport {
         .filter_map(|(name, value)| value.map(|value| format!("{name} {value:.1}")))
         .collect();
         if !parts.is_empty() {
-            write!(f, "  bounds: {} Gb/s", parts.join(", "))?;
+            writeln!(f, "  parts alone: {} Gb/s", parts.join(", "))?;
+        }
+        if let Some(limit) = bound.path_gbps {
+            write!(f, "  bound: {limit:.1} Gb/s, all parts in turn on one core")?;
             match self.ratio {
-                Some(ratio) => {
-                    writeln!(f, "; together {:.1}, ratio {ratio:.2}", self.gbps / ratio)?
-                }
+                Some(ratio) => writeln!(f, "; ratio {ratio:.2}")?,
                 None => writeln!(f)?,
             }
         }
@@ -394,6 +457,7 @@ impl fmt::Display for PerfReport {
         for worker in &self.workers {
             writeln!(f, "  {worker}")?;
         }
+        self.format_cache_lines(f)?;
         if !self.series_gbps.is_empty() {
             let series: Vec<String> = self
                 .series_gbps
@@ -457,6 +521,7 @@ fn bound() -> Bound {
         raw_reference_gbps: Some(100.0),
         copy_crc_gbps: Some(100.0),
         crc_gbps: Some(100.0),
+        path_gbps: Some(100.0 / 3.0),
         ..Bound::default()
     }
 }
@@ -507,7 +572,32 @@ mod tests {
     }
 
     #[test]
-    fn the_ratio_is_bandwidth_over_the_harmonic_bound() {
+    fn a_ratio_above_one_is_an_error_of_the_measurement() {
+        let mut r = report(Mode::Bw, bound());
+        r.add_conditions(Conditions::default());
+        assert!(!r.exceeds_bound() && r.conditions.disturbed.is_none());
+        let low = Bound {
+            path_gbps: Some(10.0),
+            ..bound()
+        };
+        let mut r = report(Mode::Bw, low);
+        r.add_conditions(Conditions::default());
+        assert!(r.exceeds_bound());
+        assert!(r.to_string().contains("exceeded its bound"), "{r}");
+        // Two workers may exceed the bound of one.
+        let worker = |busy_percent| WorkerUse {
+            busy_percent,
+            ..WorkerUse::default()
+        };
+        let mut r = report(Mode::Bw, low);
+        r.add_workers(vec![worker(90.0), worker(0.1)]);
+        assert!(r.exceeds_bound());
+        r.add_workers(vec![worker(90.0), worker(80.0)]);
+        assert!(!r.exceeds_bound() && r.ratio.is_none());
+    }
+
+    #[test]
+    fn the_ratio_is_bandwidth_over_the_bound() {
         let r = report(Mode::Bw, bound());
         let gbps = 2000.0 * f64::from(1 << 20) * 8.0 / 1e9;
         assert!((r.gbps - gbps).abs() < 1e-3);
@@ -541,14 +631,42 @@ mod tests {
     }
 
     #[test]
+    fn a_latency_says_that_it_is_a_round_trip() {
+        let mut report = report(Mode::Lat, bound());
+        report.add_conditions(Conditions {
+            cache_line_ns_before: Some(100.0),
+            ..Conditions::default()
+        });
+        let text = report.to_string();
+        for part in [
+            "round trip p50 500",
+            "min 1.00  avg 500.",
+            "standard deviation 288.",
+            "half a round trip, as perftest reports it: avg 250.",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in\n{text}");
+        }
+        // The unusual unit comes last, and is explained.
+        let last = text.lines().last().unwrap();
+        assert!(
+            last.contains("cache-line round trip (100 ns now)"),
+            "{text}"
+        );
+        report.op = Operation::Read;
+        assert!(!report.to_string().contains("half a round trip"));
+    }
+
+    #[test]
     fn people_see_the_figures_and_their_bounds() {
         let text = report(Mode::Bw, bound()).to_string();
         for part in [
             "WRITE 1 MiB",
             "siw0 -> siw1",
             "CRC on",
-            "16.78 Gb/s",
+            "16.78 Gb/s (2097.15 MB/s)",
+            "from posting to completion p50",
             "raw frames by copy 80.0, by reference 100.0",
+            "bound: 33.3 Gb/s",
             "ratio 0.50",
         ] {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");

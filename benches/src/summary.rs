@@ -154,13 +154,21 @@ impl<'a> TransferRounds<'a> {
     /// The best rate divided by the best bound. Both vary over the rounds, and the best of the
     /// rounds' ratios would be that of the round whose bound was disturbed most.
     pub fn ratio_to_bound(&self) -> Option<f64> {
-        let bound = |report: &PerfReport| report.bound.combined_gbps(report.crc);
+        let bound = |report: &PerfReport| report.ratio.and(report.bound.path_gbps);
         let best_bound = self.spread(bound)?.max;
         let rate = self
             .spread(|report| (report.mode == Mode::Bw).then_some(report.gbps))?
             .max;
         Some(rate / best_bound)
     }
+}
+
+/// Number of transfers that exceeded their bound in each of their rounds.
+pub fn transfers_above_bound(reports: &[PerfReport]) -> usize {
+    let groups = group_by_transfer(reports);
+    let is_above =
+        |rounds: &&TransferRounds<'_>| rounds.counted.iter().all(|report| report.exceeds_bound());
+    groups.iter().filter(is_above).count()
 }
 
 /// Formats a table with a line for each transfer.
@@ -227,7 +235,16 @@ pub fn format_table(reports: &[PerfReport]) -> String {
 
 /// Column names of [`csv_line`].
 pub const CSV_HEADER: &str = "mode,op,size,depth,qps,mtu,crc,round,gbps,mmsgs,p50_us,p99_us,p999_us,\
-raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps,link_loss_ppm,cq_mod,pause_us";
+raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps,link_loss_ppm,cq_mod,pause_us,\
+from,to,bound_gbps,retrans_segs,timeouts,worker_percent,min_us,avg_us,max_us,stddev_us";
+
+/// Quotes a value that contains a separator (RFC 4180).
+fn quote_csv(text: &str) -> String {
+    match text.contains([',', '"', '\n']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.into(),
+    }
+}
 
 /// One result as comma-separated values; values that were not measured are empty.
 pub fn csv_line(report: &PerfReport) -> String {
@@ -265,6 +282,16 @@ pub fn csv_line(report: &PerfReport) -> String {
         report.link_loss_ppm.to_string(),
         report.cq_mod.to_string(),
         report.pause_us.to_string(),
+        quote_csv(&report.from),
+        quote_csv(&report.to),
+        number(report.bound.path_gbps),
+        report.tcp.retrans_segs.to_string(),
+        report.tcp.timeouts.to_string(),
+        number(report.worker_percent()),
+        report.lat_us.min.to_string(),
+        report.lat_us.avg.to_string(),
+        report.lat_us.max.to_string(),
+        report.lat_us.stddev.to_string(),
     ];
     fields.join(",")
 }
@@ -272,13 +299,14 @@ pub fn csv_line(report: &PerfReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Conditions;
     use crate::report::example_report;
 
     fn reports() -> Vec<PerfReport> {
         let round = |gbps, raw| {
             let mut report = example_report(Mode::Bw);
             report.gbps = gbps;
-            report.bound.raw_gbps = Some(raw);
+            report.bound.path_gbps = Some(raw / 3.0);
             report
         };
         vec![round(10.0, 100.0), round(30.0, 100.0), round(20.0, 50.0)]
@@ -309,6 +337,19 @@ mod tests {
         assert_eq!(groups.len(), 1);
         let ratio = groups[0].ratio_to_bound().unwrap();
         assert!((ratio - 30.0 / (100.0 / 3.0)).abs() < 1e-9, "{ratio}");
+    }
+
+    #[test]
+    fn a_transfer_always_above_its_bound_was_measured_wrongly() {
+        let mut reports = reports();
+        for report in &mut reports {
+            report.ratio = Some(1.2);
+            report.add_conditions(Conditions::default());
+        }
+        assert_eq!(transfers_above_bound(&reports), 1);
+        reports[1].ratio = Some(0.9);
+        reports[1].conditions.disturbed = None;
+        assert_eq!(transfers_above_bound(&reports), 0);
     }
 
     #[test]
@@ -382,5 +423,18 @@ mod tests {
             line.starts_with("bw,write,1048576,8,2,1500,true,1,10,"),
             "{line}"
         );
+        let mut report = reports()[0].clone();
+        report.tcp.retrans_segs = 7;
+        let worker = |busy_percent| WorkerUse {
+            busy_percent,
+            ..WorkerUse::default()
+        };
+        report.workers = vec![worker(50.0), worker(25.0)];
+        let line = csv_line(&report);
+        assert!(
+            line.contains(",siw0,siw1,") && line.contains(",7,0,75,"),
+            "{line}"
+        );
+        assert_eq!(quote_csv("a,\"b\""), "\"a,\"\"b\"\"\"");
     }
 }

@@ -4,7 +4,9 @@
 use crate::args::{PerfEndpoints, TransferMode, TransferOptions};
 use crate::bandwidth::BulkLoad;
 use crate::bounds::{Bounds, Framing, RawLink};
-use crate::daemon::{Retransmissions, WorkerCounters, WorkerUse, settings_of};
+use crate::daemon::{
+    Retransmissions, WorkerCounters, WorkerUse, settings_of, takes_super_segments,
+};
 use crate::end::{Role, TransferEnd, find_device, open_context};
 use crate::live::LiveView;
 use crate::machine::{ConditionsWatch, MachineRecord};
@@ -263,7 +265,12 @@ impl<'a> TransferRunner<'a> {
             notes.push("a device's configuration overrides --crc".into());
         }
         let mut report = PerfReport::new(plan, path, &measured, bound, tcp, notes);
-        report.workers = workers_used(&counters_before, &counters_after, &measured, tsc_ghz);
+        report.add_workers(workers_used(
+            &counters_before,
+            &counters_after,
+            &measured,
+            tsc_ghz,
+        ));
         if let Some(interval) = self.options.interval {
             report.add_series(&measured, interval);
         }
@@ -328,7 +335,10 @@ impl<'a> TransferRunner<'a> {
         }
         let framing = Framing::new(ends.path.mtu, ends.ipv6, plan.op);
         let link = if ends.ring { self.link.take() } else { None };
-        Bounds::new(*plan, framing, ends.initiator.huge, link, ends.path.crc)
+        let statistics = self.ctx.read_stats().unwrap_or_default();
+        let tso = takes_super_segments(&statistics, &ends.path.from);
+        let choices = [ends.path.crc, tso];
+        Bounds::new(*plan, framing, ends.initiator.huge, link, choices)
     }
 
     /// The measurement, and the bandwidth of the concurrent bulk transfer.
@@ -366,7 +376,7 @@ impl<'a> TransferRunner<'a> {
     fn run_options(&self, plan: &MeasurementPlan, live: bool) -> anyhow::Result<RunOptions> {
         let interval = self.options.interval;
         Ok(RunOptions {
-            time: self.options.secs,
+            limits: self.options.limits(),
             interval,
             pause: self.options.pause,
             live: match live && self.options.live {

@@ -45,6 +45,44 @@ fn a_bad_size_is_refused_before_the_daemon_is_asked() {
 }
 
 #[test]
+fn help_lists_what_the_mode_has() {
+    let out = siw_perf(&["lat", "--help"]);
+    assert!(out.status.success());
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(
+        text.contains("--pause") && !text.contains("--depth"),
+        "{text}"
+    );
+    for alias in ["-s, --size", "-n, --iters", "--duration"] {
+        assert!(text.contains(alias), "{alias} is missing in {text}");
+    }
+}
+
+#[test]
+fn a_reader_that_is_gone_ends_it_quietly() {
+    let dir = tempfile::tempdir().unwrap();
+    let results = dir.path().join("results.json");
+    std::fs::write(&results, RAW_RESULT.replace('\n', "")).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let out = Command::new(env!("CARGO_BIN_EXE_siw-perf"))
+        .args(["report", "--markdown", "-", "--html"])
+        .arg(dir.path().join("page.html"))
+        .arg(&results)
+        .stdout(writer)
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+    assert!(!stderr(&out).contains("panicked"), "{}", stderr(&out));
+}
+
+/// A result of `siw-perf raw --json`.
+const RAW_RESULT: &str = r#"{"raw":"macswap","size":64,"burst":32,"payload":"copy","secs":1.0,
+    "ports":[],"series":[],"conditions":{"steal_percent":0,"interrupts":0,"cache_line_ns_before":null,
+    "cache_line_ns_after":null,"disturbed":null},"machine":{"cpu":"","processors":1,
+    "virtual_machine":true,"kernel":"","dpdk":"","commit":""}}"#;
+
+#[test]
 fn an_unknown_group_of_figures_lists_those_that_exist() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("figures");
     let out = Command::new(&script).arg("no-such-group").output().unwrap();

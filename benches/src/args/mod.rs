@@ -9,11 +9,12 @@ pub use other_commands::{
     ScaleOptions,
 };
 
+use crate::measurement::RunLimits;
 use crate::option_values::{parse_seconds, parse_size};
 use crate::plan::{ATOMIC_SIZE, MeasurementPlan, Mode, Operation};
 use crate::raw::RawOptions;
 use anyhow::{anyhow, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -71,7 +72,7 @@ pub struct TransferOptions {
     pub op: Operation,
 
     /// Bytes of a message, with K, M or G for KiB, MiB, GiB [default: 1M for bw, else 64].
-    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse_size)]
+    #[arg(long, short = 's', value_name = "N,..", value_delimiter = ',', value_parser = parse_size)]
     pub size: Vec<u32>,
 
     /// Messages in flight on each queue pair [default: 8 for bw, 128 for rate].
@@ -104,13 +105,19 @@ pub struct TransferOptions {
     #[arg(long)]
     pub histogram: bool,
 
-    /// lat: seconds of silence before each round trip, during which a worker may go to sleep.
+    /// Seconds of silence before each round trip, during which a worker may go to sleep.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds_below_one)]
     pub pause: Option<Duration>,
 
     /// Seconds to measure, after a warm-up of some tenths of a second.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
+    #[arg(long, short = 'D', visible_alias = "duration", value_name = "N", default_value = "3",
+          value_parser = parse_seconds)]
     pub secs: Duration,
+
+    /// Messages to measure, instead of seconds; by each thread.
+    #[arg(long, short = 'n', value_name = "N", conflicts_with = "secs",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub iters: Option<u64>,
 
     /// Initiator's device; with --connect the device to connect from. Several devices, for example
     /// with different MTUs, are measured one after the other, each with its counterpart in --to
@@ -151,7 +158,7 @@ pub struct TransferOptions {
     #[arg(long)]
     pub events: bool,
 
-    /// bw, rate: request a completion only for every N-th message of a QP, like perftest, whose
+    /// Request a completion only for every N-th message of a QP, like perftest, whose
     /// default is 100; latencies are those of these messages.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cq_mod: u32,
@@ -165,7 +172,7 @@ pub struct TransferOptions {
     #[arg(long, value_enum, value_name = "on,off", value_delimiter = ',')]
     pub markers: Vec<Choice>,
 
-    /// bw, rate: the target also sends to the initiator, on separate queue pairs; bandwidth and
+    /// The target also sends to the initiator, on separate queue pairs; bandwidth and
     /// rate are totals of both directions.
     #[arg(long, conflicts_with_all = ["listen", "connect"])]
     pub bidirectional: bool,
@@ -175,7 +182,7 @@ pub struct TransferOptions {
     #[arg(long)]
     pub live: bool,
 
-    /// bw, rate: number of threads, each with --qps queue pairs.
+    /// Number of threads, each with --qps queue pairs.
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["listen", "connect"],
           value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: u32,
@@ -251,7 +258,70 @@ impl MixedOptions {
 /// Default port of --listen and --connect addresses.
 pub const PORT: u16 = 7175;
 
+/// Reads the command line of `siw-perf`; prints help and errors, and exits then.
+pub fn parse_command_line() -> PerfOptions {
+    let matches = command_by_mode().get_matches();
+    PerfOptions::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+/// Options of transfers that a subcommand refuses, or that have no effect in it.
+const UNUSED_OPTIONS: [(&str, &[&str]); 4] = [
+    ("bw", &["pause"]),
+    ("rate", &["pause"]),
+    (
+        "lat",
+        &["depth", "qps", "cq_mod", "bidirectional", "threads"],
+    ),
+    (
+        "mixed",
+        &[
+            "depth",
+            "qps",
+            "cq_mod",
+            "bidirectional",
+            "threads",
+            "listen",
+            "connect",
+        ],
+    ),
+];
+
+/// The command line, with the help of each subcommand limited to the options that it has.
+fn command_by_mode() -> clap::Command {
+    let mut command = PerfOptions::command();
+    for (mode, unused) in UNUSED_OPTIONS {
+        let default = match mode {
+            "bw" => "1M",
+            _ => "64",
+        };
+        let size =
+            format!("Bytes of a message, with K, M or G for KiB, MiB, GiB [default: {default}]");
+        command = command.mut_subcommand(mode, |subcommand| {
+            let hide = |subcommand: clap::Command, unused: &&'static str| {
+                subcommand.mut_arg(*unused, |option| option.hide(true))
+            };
+            let subcommand = unused.iter().fold(subcommand, hide);
+            subcommand.mut_arg("size", |option| option.help(size))
+        });
+    }
+    for (mode, default) in [("bw", "8"), ("rate", "128")] {
+        let depth = format!("Messages in flight on each queue pair [default: {default}]");
+        command = command.mut_subcommand(mode, |subcommand| {
+            subcommand.mut_arg("depth", |option| option.help(depth))
+        });
+    }
+    command
+}
+
 impl TransferOptions {
+    /// End of each measurement.
+    pub fn limits(&self) -> RunLimits {
+        match self.iters {
+            Some(messages) => RunLimits::Messages(messages),
+            None => RunLimits::Time(self.secs),
+        }
+    }
+
     /// Combinations of CRC and markers, each for one set of measurements.
     pub fn mpa_choices(&self) -> Vec<(Option<bool>, Option<bool>)> {
         let markers = choices(&self.markers);
@@ -496,7 +566,56 @@ mod tests {
     #[test]
     fn an_unknown_operation_lists_those_that_exist() {
         let error = parse("siw-perf bw --op append").unwrap_err().to_string();
-        assert!(error.contains("write, read, send, fetch-add"), "{error}");
+        assert!(
+            error.contains("write, read, write-imm, send, fetch-add"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn options_have_the_names_that_perftest_uses() {
+        let run = |line: &str| parse(line).map(|parsed| parsed.options.limits());
+        let five = RunLimits::Time(Duration::from_secs(5));
+        for line in ["siw-perf bw -D 5", "siw-perf bw --duration 5"] {
+            assert_eq!(run(line).unwrap(), five, "{line}");
+        }
+        for line in ["siw-perf lat -n 1000", "siw-perf lat --iters 1000"] {
+            assert_eq!(run(line).unwrap(), RunLimits::Messages(1000), "{line}");
+        }
+        assert!(run("siw-perf bw -n 5 -D 5").is_err());
+        assert!(run("siw-perf bw -n 0").is_err());
+        let plan = parse("siw-perf rate -s 256 --op write-imm").unwrap();
+        let plan = plan.to_plan().unwrap();
+        assert_eq!((plan.size, plan.op), (256, Operation::WriteImm));
+    }
+
+    #[test]
+    fn help_lists_the_options_that_a_mode_has() {
+        let help = |mode: &str| {
+            let mut command = command_by_mode();
+            let subcommand = command.find_subcommand_mut(mode).unwrap();
+            subcommand.render_long_help().to_string()
+        };
+        let (bw, lat) = (help("bw"), help("lat"));
+        assert!(
+            bw.contains("--depth") && bw.contains("[default: 1M]"),
+            "{bw}"
+        );
+        assert!(!bw.contains("--pause"), "{bw}");
+        assert!(
+            lat.contains("--pause") && lat.contains("[default: 64]"),
+            "{lat}"
+        );
+        for foreign in [
+            "--depth",
+            "--threads",
+            "--bidirectional",
+            "--cq-mod",
+            "--qps",
+        ] {
+            assert!(!lat.contains(foreign), "{foreign}");
+        }
+        assert!(!help("mixed").contains("--listen"));
     }
 
     #[test]

@@ -205,6 +205,7 @@ impl ScaleOptions {
             pause: None,
             histogram: false,
             secs: self.secs,
+            iters: None,
             from: self.from.iter().cloned().collect(),
             to: self.to.iter().cloned().collect(),
             listen: None,

@@ -46,9 +46,9 @@ pub(super) struct BandwidthInitiator<'a> {
 impl<'a> BandwidthInitiator<'a> {
     pub(super) fn new(end: &'a TransferEnd, now: Instant) -> anyhow::Result<Self> {
         let plan = &end.plan;
-        let allowed = match plan.op {
-            Operation::Send => u64::from(plan.target_slots()),
-            _ => u64::MAX,
+        let allowed = match plan.op.takes_receive() {
+            true => u64::from(plan.target_slots()),
+            false => u64::MAX,
         };
         Ok(BandwidthInitiator {
             end,
@@ -234,6 +234,9 @@ impl<'a> BandwidthInitiator<'a> {
                 };
                 let wr = match plan.op {
                     Operation::Write => SendWr::write(id, data, remote, peer.rkey),
+                    Operation::WriteImm => {
+                        SendWr::write_with_imm(id, data, remote, peer.rkey, number as u32 - 1)
+                    }
                     Operation::Read => SendWr::read(id, sge, remote, peer.rkey),
                     Operation::Send => SendWr::send(id, data),
                     Operation::FetchAdd => SendWr::fetch_add(id, sges[index], remote, peer.rkey, 1),

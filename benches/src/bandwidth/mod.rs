@@ -26,13 +26,13 @@ pub fn measure_bandwidth(
     mut load: Option<&mut BulkLoad<'_>>,
 ) -> anyhow::Result<Measurement> {
     let plan = &initiator_end.plan;
-    let time = run.time;
+    let limits = run.limits;
     let mut now = Instant::now();
     let mut target = target_end
         .map(|end| BandwidthTarget::new(end, false))
         .transpose()?;
     let mut initiator = BandwidthInitiator::new(initiator_end, now)?;
-    let warm_up = (time / 4).min(Duration::from_millis(300));
+    let warm_up = limits.warm_up();
     let mut progress = match run.live {
         Some(_) => ProgressLine::hidden(),
         None => ProgressLine::new(),
@@ -62,8 +62,8 @@ pub fn measure_bandwidth(
         } else {
             spins = spins.wrapping_add(1);
             let is_due = plan.events || spins.is_multiple_of(1024);
-            if is_due && now - alive > STALL_TIMEOUT {
-                return Err(describe_stall(&initiator));
+            if is_due && now - alive > IDLE_CHECK_TIME {
+                check_stall(&initiator, target.as_ref(), now - alive)?;
             }
             match plan.events {
                 true => sleep_until_completion(&all_ends(initiator_end, target_end, &load))?,
@@ -87,7 +87,7 @@ pub fn measure_bandwidth(
                     live.begin_counting(now);
                 }
             }
-            (None, Some(_)) if now - begin >= time => {
+            (None, Some(_)) if limits.is_over(now - begin, initiator.messages) => {
                 let messages = initiator.messages + load_messages(&load);
                 measured = Some(Measurement {
                     messages,
@@ -124,12 +124,13 @@ pub fn measure_bandwidth(
             live.show_if_due(now, || LiveSample {
                 messages: initiator.messages + load_messages(&load),
                 latency: &initiator.latency,
-                progress: (now - begin, time),
+                progress: limits.progress(now - begin, initiator.messages),
             });
         }
         progress.show_if_due(now, || {
             let messages = initiator.messages + load_messages(&load);
-            describe_progress(plan, messages, now - begin, time)
+            let (done, all) = limits.progress(now - begin, initiator.messages);
+            describe_progress(plan, messages, done, all)
         });
     }
 }
@@ -295,19 +296,39 @@ impl IntervalCounter {
     }
 }
 
+/// Time without completions after which the connections are checked.
+const IDLE_CHECK_TIME: Duration = Duration::from_millis(200);
+
+/// Fails if a connection was lost, or if nothing has completed for too long.
+#[cold]
+fn check_stall(
+    initiator: &BandwidthInitiator,
+    target: Option<&BandwidthTarget>,
+    idle: Duration,
+) -> anyhow::Result<()> {
+    initiator.end.check_alive()?;
+    if let Some(target) = target {
+        target.end.check_alive()?;
+    }
+    match idle > STALL_TIMEOUT {
+        true => Err(describe_stall(initiator)),
+        false => Ok(()),
+    }
+}
+
 #[cold]
 fn describe_stall(initiator: &BandwidthInitiator) -> anyhow::Error {
     anyhow!(
-        "no completion for {} s, {} messages are in flight",
+        "no completion for {} s although the connection is up; {} messages are in flight",
         STALL_TIMEOUT.as_secs(),
         initiator.in_flight()
     )
 }
 
-/// Returns true if the target has every message: SENDs are received shortly after they complete.
+/// Returns true if the target has every message: they are received shortly after they complete.
 fn all_received(initiator: &BandwidthInitiator, target: &Option<BandwidthTarget>) -> bool {
     match target {
-        Some(target) if target.end.plan.op == Operation::Send => {
+        Some(target) if target.end.plan.op.takes_receive() => {
             let mut pairs = target.queue_pairs.iter().zip(&initiator.queue_pairs);
             pairs.all(|(received, sent)| received.messages == sent.posted)
         }
@@ -355,8 +376,8 @@ pub fn serve_bandwidth(end: &TransferEnd) -> anyhow::Result<()> {
         }
         if end.control_byte(done, DONE_OFFSET)? != 0 {
             let sent = end.control_u64(done, 0)?;
-            if end.plan.op != Operation::Send || target.queue_pairs[done as usize].messages == sent
-            {
+            let received = target.queue_pairs[done as usize].messages;
+            if !end.plan.op.takes_receive() || received == sent {
                 target.queue_pairs[done as usize].messages = sent;
                 done += 1;
                 continue;
@@ -399,7 +420,7 @@ pub fn serve_bandwidth(end: &TransferEnd) -> anyhow::Result<()> {
 fn yield_and_check(end: &TransferEnd, last_check: &mut Instant) -> anyhow::Result<()> {
     if end.plan.events {
         sleep_until_completion(&[end])?;
-    } else if end.plan.op != Operation::Send {
+    } else if !end.plan.op.takes_receive() {
         std::thread::sleep(Duration::from_millis(1));
     } else {
         std::thread::yield_now();

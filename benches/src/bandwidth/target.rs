@@ -1,4 +1,4 @@
-//! The target of a bandwidth measurement: receives SENDs, reposts its receives, and verifies the
+//! The target of a bandwidth measurement: receives messages, reposts its receives, and verifies the
 //! data. Driven by [`super::measure_bandwidth`] and [`super::serve_bandwidth`].
 
 use crate::control_line::{CREDITS_OFFSET, receives_per_credit};
@@ -29,7 +29,7 @@ pub(super) struct BandwidthTarget<'a> {
 /// Progress of one queue pair.
 #[derive(Clone, Copy)]
 pub(super) struct TargetQueuePair {
-    /// SENDs received.
+    /// Messages received: SENDs, or WRITEs with immediate data.
     pub(super) messages: u64,
     /// Receives posted.
     pub(super) posted: u64,
@@ -48,9 +48,9 @@ pub(super) fn describe_mismatch(op: Operation, qp: u32, message: u64, at: usize)
 impl<'a> BandwidthTarget<'a> {
     pub(super) fn new(end: &'a TransferEnd, remote: bool) -> anyhow::Result<Self> {
         let plan = &end.plan;
-        let posted = match plan.op {
-            Operation::Send => u64::from(plan.target_slots()),
-            _ => 0,
+        let posted = match plan.op.takes_receive() {
+            true => u64::from(plan.target_slots()),
+            false => 0,
         };
         if plan.verify && plan.op == Operation::Read {
             for qp in 0..plan.qps {
@@ -79,7 +79,7 @@ impl<'a> BandwidthTarget<'a> {
     /// Polls completions, and posts a new receive for each.
     #[inline]
     pub(super) fn poll_and_repost(&mut self) -> anyhow::Result<usize> {
-        if self.end.plan.op != Operation::Send {
+        if !self.end.plan.op.takes_receive() {
             return Ok(0);
         }
         let mut wcs = std::mem::take(&mut self.completions);
@@ -95,6 +95,12 @@ impl<'a> BandwidthTarget<'a> {
                     "message {message} on queue pair {qp} has {} bytes, {} were sent",
                     wc.byte_len,
                     self.end.plan.size
+                );
+            }
+            if self.end.plan.op == Operation::WriteImm && wc.imm != message as u32 {
+                bail!(
+                    "message {message} on queue pair {qp} has immediate data {}",
+                    wc.imm
                 );
             }
             if self.end.plan.verify {

@@ -2,10 +2,9 @@
 #![forbid(unsafe_code)]
 
 use anyhow::anyhow;
-use clap::Parser;
 use siw_bench::args::{
     CompareOptions, ConnOptions, LimitsOptions, PageOptions, PeersOptions, PerfCommand,
-    PerfOptions, PingPongOptions, ScaleOptions, TransferMode, TransferOptions,
+    PingPongOptions, ScaleOptions, TransferMode, TransferOptions, parse_command_line,
 };
 use siw_bench::churn::queue_pairs_per_second;
 use siw_bench::compare::Comparison;
@@ -16,14 +15,15 @@ use siw_bench::peers::{compare_with_peers, tcp_ping_pong};
 use siw_bench::plan::MeasurementPlan;
 use siw_bench::raw::{RawOptions, run_raw};
 use siw_bench::results::Results;
+use siw_bench::say;
 use siw_bench::scale::measure_scale;
-use siw_bench::summary::{CSV_HEADER, csv_line, format_table};
+use siw_bench::summary::{CSV_HEADER, csv_line, format_table, transfers_above_bound};
 use siw_bench::transfer::run_transfers;
 use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let result = match PerfOptions::parse().command {
+    let result = match parse_command_line().command {
         PerfCommand::Bw(options) => run_and_print(&options, TransferMode::Bw, None),
         PerfCommand::Lat(options) => run_and_print(&options, TransferMode::Lat, None),
         PerfCommand::Rate(options) => run_and_print(&options, TransferMode::Rate, None),
@@ -58,35 +58,41 @@ fn run_and_print(
     bulk: Option<MeasurementPlan>,
 ) -> anyhow::Result<()> {
     if options.csv {
-        println!("{CSV_HEADER}");
+        say!("{CSV_HEADER}\n");
     }
     let mut reports = Vec::new();
     run_transfers(options, mode, bulk, |report| {
         if options.json {
-            println!("{}", report.to_json());
+            say!("{}\n", report.to_json());
         } else if options.csv {
-            println!("{}", csv_line(report));
+            say!("{}\n", csv_line(report));
         } else {
-            print!("{report}");
-            reports.push(report.clone());
+            say!("{report}");
         }
+        reports.push(report.clone());
     })?;
-    if reports.len() > 1 {
-        print!("\n{}", format_table(&reports));
+    if reports.len() > 1 && !options.json && !options.csv {
+        say!("\n{}", format_table(&reports));
     }
-    Ok(())
+    match transfers_above_bound(&reports) {
+        0 => Ok(()),
+        count => Err(anyhow!(
+            "{count} of the transfers exceeded their bound in each round: one of the two was \
+             measured wrongly; measure again on a quiet machine"
+        )),
+    }
 }
 
 fn print_scale(options: &ScaleOptions) -> anyhow::Result<()> {
     let report = measure_scale(options, |report| match options.json {
-        true => println!("{}", report.to_json()),
+        true => say!("{}\n", report.to_json()),
         false => eprintln!(
             "siw-perf: {} queue pairs, {} idle: {:.3} Gb/s",
             report.qps, report.idle_qps, report.gbps
         ),
     })?;
     if !options.json {
-        print!("{report}");
+        say!("{report}");
     }
     Ok(())
 }
@@ -109,13 +115,13 @@ fn print_connection_rate(options: &ConnOptions) -> anyhow::Result<()> {
         options.secs,
     )?;
     match options.json {
-        true => println!(
-            "{}",
+        true => say!(
+            "{}\n",
             serde_json::json!({ "queue_pairs_per_second": rate.round() })
         ),
-        false => println!(
+        false => say!(
             "{rate:.0} queue pairs per second created, connected, closed and destroyed: {:.0} \
-             connections",
+             connections\n",
             rate / 2.0
         ),
     }
@@ -124,8 +130,8 @@ fn print_connection_rate(options: &ConnOptions) -> anyhow::Result<()> {
 
 fn run_raw_frames(options: &RawOptions) -> anyhow::Result<()> {
     run_raw(options, |report| match options.json {
-        true => println!("{}", report.to_json()),
-        false => print!("{report}"),
+        true => say!("{}\n", report.to_json()),
+        false => say!("{report}"),
     })?;
     // Skip exit handlers, since driver threads may still run.
     dpdk::exit_process(0)
@@ -141,8 +147,8 @@ fn print_limits(options: &LimitsOptions) -> anyhow::Result<()> {
     };
     let limits = measure_limits(options.piece as usize, cores, options.secs)?;
     match options.json {
-        true => println!("{}", serde_json::to_string(&limits).unwrap_or_default()),
-        false => print!("{limits}"),
+        true => say!("{}\n", serde_json::to_string(&limits).unwrap_or_default()),
+        false => say!("{limits}"),
     }
     Ok(())
 }
@@ -150,8 +156,8 @@ fn print_limits(options: &LimitsOptions) -> anyhow::Result<()> {
 fn print_peers(options: &PeersOptions) -> anyhow::Result<()> {
     let report = compare_with_peers(options, |step| eprintln!("siw-perf: {step}"))?;
     match options.json {
-        true => println!("{}", serde_json::to_string(&report).unwrap_or_default()),
-        false => print!("{report}"),
+        true => say!("{}\n", serde_json::to_string(&report).unwrap_or_default()),
+        false => say!("{report}"),
     }
     Ok(())
 }
@@ -165,7 +171,7 @@ fn run_ping_pong(options: &PingPongOptions) -> anyhow::Result<()> {
         .connect
         .ok_or_else(|| anyhow!("--listen or --connect is needed"))?;
     let latency = tcp_ping_pong::measure_round_trips(address, size, options.secs)?;
-    println!("{:.3}", latency.value_at_quantile(0.5) as f64 / 1e3);
+    say!("{:.3}\n", latency.value_at_quantile(0.5) as f64 / 1e3);
     Ok(())
 }
 
@@ -177,7 +183,7 @@ fn write_report(options: &PageOptions) -> anyhow::Result<()> {
     write_file(&options.html, &format_page(&results))?;
     eprintln!("siw-perf: wrote {}", options.html.display());
     match &options.markdown {
-        Some(path) if path == Path::new("-") => print!("{}", format_markdown(&results)),
+        Some(path) if path == Path::new("-") => say!("{}", format_markdown(&results)),
         Some(path) => write_file(path, &format_markdown(&results))?,
         None => {}
     }
@@ -194,8 +200,11 @@ fn print_comparison(options: &CompareOptions) -> anyhow::Result<bool> {
     let tolerance = options.tolerance / 100.0;
     let comparison = Comparison::new(&old.transfers, &new.transfers, tolerance);
     match options.json {
-        true => println!("{}", serde_json::to_string(&comparison).unwrap_or_default()),
-        false => print!("{comparison}"),
+        true => say!(
+            "{}\n",
+            serde_json::to_string(&comparison).unwrap_or_default()
+        ),
+        false => say!("{comparison}"),
     }
     Ok(comparison.has_regression())
 }

@@ -1,11 +1,15 @@
-//! Upper bounds of this machine, measured on the client's core while the daemon idles: raw frames
-//! over a ring pair, copying with CRC32c, CRC32c alone. `siw-perf` measures them before and after a
-//! transfer and uses the better result.
+//! Upper bounds of this machine, measured on the client's core while the daemon idles. `siw-perf`
+//! measures them before and after a transfer and uses the better result.
 //!
-//! The frames are those of the transfer: each message is segmented into FPDUs of one TCP segment
-//! each (RFC 5044 section 4.5), and a frame holds the headers, the payload, and four bytes of CRC.
-//! Frames with copied payload and frames with payload in an external buffer are both measured, as
-//! in `siw-perf raw`, and the better result counts.
+//! The bound of a bandwidth is the whole path of a transfer, as fast as one core can do it: FPDU by
+//! FPDU the CRC at the sender (by reference, or with a copy in one pass), segments over a ring pair,
+//! CRC and copy at the receiver. It has no TCP, no queues of applications and no protocol state, and
+//! works on memory of the transfer's size, so it is in the cache where the transfer is. A transfer
+//! that exceeds it was measured wrongly, or its bound was.
+//!
+//! The parts of the path are measured too, each alone: raw frames, CRC, CRC and copy. The frames are
+//! those of the transfer: each message is segmented into FPDUs of one TCP segment each (RFC 5044
+//! section 4.5), and a frame holds the headers, the payload, and four bytes of CRC.
 
 mod framing;
 mod raw_link;
@@ -16,13 +20,14 @@ use crate::measurement::gigabits_per_second;
 use crate::plan::{MeasurementPlan, Mode};
 use crate::raw::PayloadWay;
 use anyhow::anyhow;
-use framing::BOUND_TIME;
-use raw_link::COPIED_FRAME_MAX;
+use framing::{BOUND_TIME, Piece, SCRATCH_BYTES};
 pub use raw_link::RawLink;
+use raw_link::{COPIED_FRAME_MAX, PathWork};
 use serde::{Deserialize, Serialize};
-use siw_memory::crc;
+use siw_memory::{crc, crc_copy};
 use siw_shm::SharedMemory;
 use siw_shm::shared_memory::PageSize;
+use std::cell::RefCell;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,30 +46,23 @@ pub struct Bound {
     /// Raw frames with the payload in a segment that refers to it.
     #[serde(default)]
     pub raw_reference_gbps: Option<f64>,
-    /// Copying with a CRC in one pass.
+    /// CRC32c and copy, one after the other for each FPDU.
     pub copy_crc_gbps: Option<f64>,
     /// CRC32c alone.
     pub crc_gbps: Option<f64>,
     /// Copying alone: used if the connection has no CRC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copy_gbps: Option<f64>,
+    /// All steps of the transfer on one core: the bound of its bandwidth. `None` also in results from
+    /// before it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_gbps: Option<f64>,
     /// Median round trip of a message over the rings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub raw_rtt_us: Option<f64>,
 }
 
 impl Bound {
-    /// Throughput of a transfer if each byte costs the sum of the parts' costs: 1/(1/raw +
-    /// 1/copy_crc + 1/crc). Without CRC 1/(1/raw + 1/copy).
-    pub fn combined_gbps(&self, crc: bool) -> Option<f64> {
-        let cost = if crc {
-            1.0 / self.raw_gbps? + 1.0 / self.copy_crc_gbps? + 1.0 / self.crc_gbps?
-        } else {
-            1.0 / self.raw_gbps? + 1.0 / self.copy_gbps?
-        };
-        Some(1.0 / cost)
-    }
-
     /// The better of two measurements.
     pub fn better_of(self, other: Bound) -> Bound {
         Bound {
@@ -74,6 +72,7 @@ impl Bound {
             copy_crc_gbps: max(self.copy_crc_gbps, other.copy_crc_gbps),
             crc_gbps: max(self.crc_gbps, other.crc_gbps),
             copy_gbps: max(self.copy_gbps, other.copy_gbps),
+            path_gbps: max(self.path_gbps, other.path_gbps),
             raw_rtt_us: match (self.raw_rtt_us, other.raw_rtt_us) {
                 (Some(own), Some(other)) => Some(own.min(other)),
                 (own, other) => own.or(other),
@@ -98,18 +97,20 @@ pub struct Bounds {
     dst: SharedMemory,
     link: Option<RawLink>,
     crc: bool,
+    /// The link cuts segments itself.
+    tso: bool,
     round_trip: bool,
 }
 
 impl Bounds {
     /// Allocates memory like the transfer's (`huge`: hugepages), and takes a ring pair if its link
-    /// is one.
+    /// is one, which takes super-segments if `tso` is set.
     pub fn new(
         plan: MeasurementPlan,
         framing: Framing,
         huge: bool,
         link: Option<RawLink>,
-        crc: bool,
+        [crc, tso]: [bool; 2],
     ) -> anyhow::Result<Bounds> {
         let pages = if huge {
             PageSize::TryHuge
@@ -132,6 +133,7 @@ impl Bounds {
             dst: memory(plan.target_bytes())?,
             link,
             crc,
+            tso,
             round_trip: plan.mode == Mode::Lat,
         })
     }
@@ -161,6 +163,10 @@ impl Bounds {
                     .map_err(anyhow::Error::new)
             })?)
         };
+        let path = match self.plan.mode {
+            Mode::Bw => self.measure_path()?,
+            Mode::Lat => None,
+        };
         let (mut by_copy, mut by_reference, mut rtt) = (None, None, None);
         if let Some(link) = &mut self.link {
             let (plan, framing) = (&self.plan, self.framing);
@@ -184,8 +190,59 @@ impl Bounds {
             copy_crc_gbps: Some(copy_crc),
             crc_gbps: Some(crc),
             copy_gbps: copy,
+            path_gbps: path,
             raw_rtt_us: rtt,
         })
+    }
+
+    /// Gb/s of the transfer's whole path on one core: the faster of payload by reference and copied.
+    /// `None` without a link.
+    fn measure_path(&mut self) -> anyhow::Result<Option<f64>> {
+        let Some(link) = &mut self.link else {
+            return Ok(None);
+        };
+        let (plan, framing, src, dst) = (&self.plan, self.framing, &self.src, &self.dst);
+        let fpdus = framing.fpdus_per_segment(plan.size as usize, self.tso);
+        let copy = |from, to, length| {
+            src.copy_to(from, dst, to, length)
+                .map_err(anyhow::Error::new)
+        };
+        if !self.crc {
+            // By reference: copied payload takes one copy more.
+            let work = PathWork {
+                transmit: |_| Ok(()),
+                receive: |piece: Piece| copy(piece.from, piece.to, piece.length),
+            };
+            return link.measure_path(plan, framing, fpdus, src, work).map(Some);
+        }
+        let by_reference = PathWork {
+            transmit: |piece: Piece| {
+                black_box(crc::crc32c_append_shared(0, src, piece.from, piece.length)?);
+                Ok(())
+            },
+            receive: |piece: Piece| {
+                black_box(crc::crc32c_append_shared(0, src, piece.from, piece.length)?);
+                copy(piece.from, piece.to, piece.length)
+            },
+        };
+        let by_reference = link.measure_path(plan, framing, fpdus, src, by_reference)?;
+        let scratch = RefCell::new(vec![0; SCRATCH_BYTES]);
+        let by_copy = PathWork {
+            transmit: |piece: Piece| {
+                let mut scratch = scratch.borrow_mut();
+                let room = &mut scratch[piece.scratch..][..piece.length];
+                black_box(crc_copy::read_with_crc(src, piece.from, room, 0)?);
+                Ok(())
+            },
+            receive: |piece: Piece| {
+                let scratch = scratch.borrow();
+                let payload = &scratch[piece.scratch..][..piece.length];
+                black_box(crc::crc32c_append(0, payload));
+                dst.write(piece.to, payload).map_err(anyhow::Error::new)
+            },
+        };
+        let by_copy = link.measure_path(plan, framing, fpdus, src, by_copy)?;
+        Ok(Some(by_reference.max(by_copy)))
     }
 
     /// Gb/s of `work`, which is called with source offset, destination offset and length of each
@@ -228,25 +285,6 @@ mod tests {
     use crate::plan::example;
 
     #[test]
-    fn the_bound_adds_the_costs_of_a_byte() {
-        let b = Bound {
-            raw_gbps: Some(100.0),
-            copy_crc_gbps: Some(50.0),
-            crc_gbps: Some(100.0),
-            ..Bound::default()
-        };
-        // 10 + 20 + 10 ps per bit.
-        assert!((b.combined_gbps(true).unwrap() - 25.0).abs() < 1e-9);
-        assert_eq!(b.combined_gbps(false), None);
-        let plain = Bound {
-            copy_gbps: Some(100.0),
-            ..b
-        };
-        assert!((plain.combined_gbps(false).unwrap() - 50.0).abs() < 1e-9);
-        assert_eq!(Bound::default().combined_gbps(true), None);
-    }
-
-    #[test]
     fn the_better_of_two_measurements_counts() {
         let a = Bound {
             raw_gbps: Some(3.0),
@@ -281,8 +319,9 @@ mod tests {
                 return;
             }
         };
-        let mut bounds = Bounds::new(plan, framing, false, Some(link), false).unwrap();
+        let mut bounds = Bounds::new(plan, framing, false, Some(link), [false; 2]).unwrap();
         let b = bounds.measure_all().unwrap();
+        assert_eq!(b.path_gbps, None, "a round trip has no bandwidth");
         for value in [
             b.raw_gbps,
             b.copy_crc_gbps,
@@ -296,5 +335,19 @@ mod tests {
         let is_faster = |b: Bound| b.crc_gbps > b.copy_crc_gbps;
         let repeated = (0..50).any(|_| is_faster(bounds.measure_all().unwrap()));
         assert!(repeated, "{b:?}");
+        // The whole path is measured with and without CRC, frame by frame and in super-segments.
+        let bulk = MeasurementPlan {
+            mode: Mode::Bw,
+            ..plan
+        };
+        let mut link = bounds.into_link();
+        for choices in [[false, false], [false, true], [true, false], [true, true]] {
+            let mut bounds = Bounds::new(bulk, framing, false, link.take(), choices).unwrap();
+            let path = bounds.measure_path().unwrap().unwrap();
+            assert!(path > 0.0, "{choices:?}: {path}");
+            link = bounds.into_link();
+        }
+        let mut without = Bounds::new(bulk, framing, false, None, [true; 2]).unwrap();
+        assert_eq!(without.measure_path().unwrap(), None);
     }
 }

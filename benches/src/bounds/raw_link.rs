@@ -1,7 +1,7 @@
 //! Raw frames over a ring pair like the daemon's embedded one, both ends in one thread: the cost of
 //! the link itself. Used by [`super::Bounds`].
 
-use super::framing::{BOUND_TIME, CRC_BYTES, Framing};
+use super::framing::{BOUND_TIME, CRC_BYTES, Framing, Piece, PieceWalk};
 use crate::measurement::{gigabits_per_second, new_histogram};
 use crate::plan::MeasurementPlan;
 use crate::raw::PayloadWay;
@@ -19,6 +19,10 @@ use std::time::Instant;
 pub(super) const COPIED_FRAME_MAX: usize = BUFFER_ROOM as usize;
 /// Data room of a packet buffer in bytes.
 const BUFFER_ROOM: u16 = 2048;
+/// Payload bytes in one burst of the path: what is between sender and receiver stays in the cache.
+const BURST_BYTES: usize = 64 << 10;
+/// Parts into which the measurement of the path is divided; the fastest counts.
+const PATH_PARTS: u32 = 5;
 /// Memory of this process's EAL in MiB.
 const EAL_MB: u32 = 48;
 
@@ -134,6 +138,78 @@ impl RawLink {
         Ok(result)
     }
 
+    /// Gb/s of payload through all steps of a transfer on one core: `work` at the sender for each
+    /// FPDU, segments of `fpdus` FPDUs over the ring, and `work` at the receiver. The payload in the
+    /// segments is only referred to. The fastest of several parts counts.
+    pub(super) fn measure_path<T, R>(
+        &mut self,
+        plan: &MeasurementPlan,
+        framing: Framing,
+        fpdus: usize,
+        src: &Arc<SharedMemory>,
+        mut work: PathWork<T, R>,
+    ) -> anyhow::Result<f64>
+    where
+        T: FnMut(Piece) -> anyhow::Result<()>,
+        R: FnMut(Piece) -> anyhow::Result<()>,
+    {
+        let memory: Arc<dyn ExtMemory> = src.clone();
+        let tracker = self
+            .trackers
+            .alloc(memory)
+            .ok_or_else(|| anyhow!("no tracker is free"))?;
+        let mut sent = PieceWalk::new(plan, framing);
+        let mut received = sent.clone();
+        let segment = fpdus * framing.payload.min(plan.size as usize);
+        let burst = (BURST_BYTES / segment).clamp(1, BURST);
+        let header = vec![0x42u8; framing.header];
+        let (mut out, mut arrived) = (TxBatch::new(), RxBatch::new());
+        let (mut bytes, mut seen, mut best) = (0u64, 0u64, 0.0f64);
+        let mut start = Instant::now();
+        let mut part = 0;
+        while part <= PATH_PARTS {
+            for _ in 0..burst {
+                let first = sent.clone().next_piece();
+                let payload = (src, first.from, first.length);
+                let way = PayloadWay::Reference;
+                let Some(frame) = build_frame(&mut self.cache, &tracker, way, &header, payload)
+                else {
+                    break;
+                };
+                if let Err(frame) = out.push(frame) {
+                    self.cache.free(frame);
+                    break;
+                }
+                for _ in 0..fpdus {
+                    (work.transmit)(sent.next_piece())?;
+                }
+            }
+            self.forward_queues.0.tx_burst(&mut out);
+            self.forward_queues.1.rx_burst(&mut arrived);
+            for mbuf in arrived.drain() {
+                for _ in 0..fpdus {
+                    let piece = received.next_piece();
+                    bytes += piece.length as u64;
+                    (work.receive)(piece)?;
+                }
+                seen ^= u64::from(mbuf.data()[framing.header - 1]);
+                self.cache.free(mbuf);
+            }
+            let now = Instant::now();
+            if now - start >= BOUND_TIME / PATH_PARTS {
+                // The first part warms up pages and caches.
+                if part > 0 {
+                    best = best.max(gigabits_per_second(bytes, now - start));
+                }
+                (part, start, bytes) = (part + 1, now, 0);
+            }
+        }
+        black_box(seen);
+        self.drain_rings(&mut out);
+        self.trackers.free(tracker);
+        Ok(best)
+    }
+
     /// Median round trip of a message in microseconds.
     pub(super) fn measure_round_trip(
         &mut self,
@@ -199,6 +275,14 @@ impl RawLink {
             }
         }
     }
+}
+
+/// The work on one FPDU's payload at both ends of a path.
+pub(super) struct PathWork<T, R> {
+    /// At the sender.
+    pub(super) transmit: T,
+    /// At the receiver.
+    pub(super) receive: R,
 }
 
 /// A frame with the payload bytes `offset..offset + length` of the memory; `None` while buffers or

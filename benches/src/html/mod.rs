@@ -6,7 +6,7 @@ mod transfer_table;
 use crate::limits::MachineLimits;
 use crate::machine::MachineRecord;
 use crate::measurement::format_bytes;
-use crate::peers::{PeerResult, PeersReport};
+use crate::peers::{PeerResult, PeersReport, format_value};
 use crate::plan::Mode;
 use crate::raw::{DirectionReport, RawPortReport, RawReport};
 use crate::report::PerfReport;
@@ -77,16 +77,17 @@ pub fn format_markdown(results: &Results) -> String {
         text.push('\n');
     }
     for peers in &results.peers {
-        text.push_str("| contender | median | min to max |\n|---|---|---|\n");
+        text.push_str("| contender | median | min to max | differs |\n|---|---|---|---|\n");
         for result in &peers.results {
             let _ = writeln!(
                 text,
-                "| {}: {} | {:.2} | {:.2} to {:.2} |",
+                "| {}: {} | {} | {} to {} | {} |",
                 result.figure.title(),
                 result.name,
-                result.median,
-                result.min,
-                result.max
+                format_value(result.median),
+                format_value(result.min),
+                format_value(result.max),
+                result.differs
             );
         }
         text.push('\n');
@@ -250,9 +251,8 @@ fn add_plots(page: &mut String, groups: &[TransferRounds<'_>]) {
         let gbps = |rounds: &TransferRounds<'_>| rounds.spread(|report| Some(report.gbps));
         let mut series = series_over(of_mode(Mode::Bw), axis, gbps);
         if axis == Axis::Size {
-            let bound = |rounds: &TransferRounds<'_>| {
-                rounds.spread(|report| report.bound.combined_gbps(report.crc))
-            };
+            let bound =
+                |rounds: &TransferRounds<'_>| rounds.spread(|report| report.bound.path_gbps);
             // One line is enough: the bound depends mainly on the size.
             let bounds = series_over(of_mode(Mode::Bw), axis, bound);
             let name = "bound of the machine";
@@ -367,13 +367,15 @@ fn bar(result: &PeerResult, longest: f64) -> String {
         ""
     };
     format!(
-        "<tr><td>{}</td><td style=\"width:55%\"><div class=\"bar{own}\" style=\"width:{:.1}%\"></div></td>\
-         <td>{:.2}</td><td class=\"note\">{:.2} to {:.2}</td></tr>\n",
+        "<tr><td>{}<div class=\"note\">{}</div></td>\
+         <td style=\"width:40%\"><div class=\"bar{own}\" style=\"width:{:.1}%\"></div></td>\
+         <td>{}</td><td class=\"note\">{} to {}</td></tr>\n",
         escape(&result.name),
+        escape(&result.differs),
         100.0 * result.median / longest.max(f64::MIN_POSITIVE),
-        result.median,
-        result.min,
-        result.max
+        format_value(result.median),
+        format_value(result.min),
+        format_value(result.max)
     )
 }
 

@@ -94,6 +94,13 @@ fn round_trip(cores: Option<[usize; 2]>) -> Option<f64> {
 }
 
 impl Conditions {
+    /// The shorter of the measured cache-line round trips in nanoseconds: other threads on a core make
+    /// one longer, nothing makes it shorter.
+    pub fn shortest_cache_line_ns(&self) -> Option<f64> {
+        let both = [self.cache_line_ns_before, self.cache_line_ns_after];
+        both.into_iter().flatten().reduce(f64::min)
+    }
+
     fn judge(
         before: KernelCounters,
         after: KernelCounters,

@@ -1,9 +1,10 @@
 //! The contenders: their requirements, and one round's measurement of each.
 
-use super::PeerFigure::{Bulk64kGbps, RoundTrip64Us};
+use super::PeerFigure::{Bulk64kGbps, CpuSecondsPerGb, CyclesPerMessage, RoundTrip64Us};
+use super::cost::CpuUse;
 use super::daemon::{LinkSettings, OwnDaemon, sibling_program};
 use super::namespaces::{NamespacePair, SERVER_ADDRESS, VethSettings};
-use super::run_program::{RunningProgram, run_to_end};
+use super::run_program::{RunningProgram, run_measured, run_to_end};
 use super::testpmd;
 use super::{MeasuredValues, PeerFigure};
 use crate::args::PeersOptions;
@@ -20,6 +21,11 @@ const SMALL_SIZE: &str = "64";
 const ROUND_TRIPS: &str = "20000";
 /// Bulk messages of programs that take a count instead of a duration.
 const BULK_MESSAGES: &str = "20000";
+/// Small messages in a stream, of programs that take a count instead of a duration.
+const SMALL_MESSAGES: &str = "1000000";
+/// [`BULK_SIZE`] and [`SMALL_SIZE`] as numbers.
+const BULK_BYTES: f64 = 65536.0;
+const SMALL_BYTES: f64 = 64.0;
 /// TCP port of our own ping-pong.
 const PING_PONG_PORT: u16 = 7177;
 
@@ -27,6 +33,8 @@ const PING_PONG_PORT: u16 = 7177;
 pub(super) struct Contender {
     /// Human-readable name and set-up.
     pub(super) name: String,
+    /// Checksums computed, cores, and how the ends wait while their CPU time is measured.
+    pub(super) differs: String,
     /// Programs that must be installed, each with its Debian package.
     pub(super) needs: Vec<(&'static str, &'static str)>,
     /// Runs one measurement.
@@ -63,10 +71,11 @@ pub(super) fn all_contenders(options: &PeersOptions, cores: [usize; 2]) -> Vec<C
     let time = options.secs;
     let veth = |mtu, offloads| VethSettings { mtu, offloads };
     let link = |mtu| LinkSettings { mtu, crc: true };
+    // With CRC first: without one, siwd leaves out work that an iWARP peer may require.
     let mut all = vec![
-        own_devices("siwd, default", LinkSettings::default(), cores, time),
         own_devices("siwd, CRC, MTU of the default", link(None), cores, time),
         own_devices("siwd, CRC, MTU 1500", link(Some(1500)), cores, time),
+        own_devices("siwd, default", LinkSettings::default(), cores, time),
         own_drop_in("siwd, ib_write_bw unmodified", cores, time),
     ];
     for (set_up, settings) in [
@@ -83,8 +92,12 @@ pub(super) fn all_contenders(options: &PeersOptions, cores: [usize; 2]) -> Vec<C
     all
 }
 
-/// Runs siw-perf once with a daemon; returns the result line.
-fn siw_perf(daemon: &OwnDaemon, arguments: &[&str], time: Duration) -> anyhow::Result<Value> {
+/// Runs siw-perf once with a daemon; returns the result line, and the CPU use of both.
+fn siw_perf(
+    daemon: &OwnDaemon,
+    arguments: &[&str],
+    time: Duration,
+) -> anyhow::Result<(Value, CpuUse)> {
     let mut command = Command::new(sibling_program("siw-perf"));
     command
         .args(arguments)
@@ -96,9 +109,10 @@ fn siw_perf(daemon: &OwnDaemon, arguments: &[&str], time: Duration) -> anyhow::R
             "--socket",
         ])
         .arg(daemon.socket());
-    let text = run_to_end(&mut command)?;
-    serde_json::from_str(text.trim())
-        .map_err(|error| anyhow!("siw-perf printed no result: {error}"))
+    let (text, used) = run_measured(&mut command, &[daemon.pid()])?;
+    let result = serde_json::from_str(text.trim())
+        .map_err(|error| anyhow!("siw-perf printed no result: {error}"))?;
+    Ok((result, used))
 }
 
 fn number(value: &Value, name: &str) -> anyhow::Result<f64> {
@@ -118,20 +132,35 @@ fn own_devices(
         let daemon = OwnDaemon::start(worker, link)?;
         let core = client.to_string();
         let on_core = ["--core", &core[..]];
-        let bulk = [&["bw", "--size", BULK_SIZE, "--depth", "16"][..], &on_core].concat();
-        let bulk = siw_perf(&daemon, &bulk, time)?;
-        let small = [&["lat", "--size", SMALL_SIZE][..], &on_core].concat();
-        let small = siw_perf(&daemon, &small, time)?;
-        Ok(vec![
-            (Bulk64kGbps, number(&bulk["gbps"], "gbps")?),
+        let run = |arguments: &[&str]| siw_perf(&daemon, &[arguments, &on_core[..]].concat(), time);
+        let bulk = ["bw", "--size", BULK_SIZE, "--depth", "16"];
+        let (spinning, _) = run(&bulk)?;
+        let (small, _) = run(&["lat", "--size", SMALL_SIZE])?;
+        let mut values = vec![
+            (Bulk64kGbps, number(&spinning["gbps"], "gbps")?),
             (
                 RoundTrip64Us,
                 number(&small["lat_us"]["p50"], "lat_us.p50")?,
             ),
-        ])
+        ];
+        // A spinning client would use its whole core at any bandwidth.
+        let (bulk, used) = run(&[&bulk[..], &["--events"]].concat())?;
+        let gbps = number(&bulk["gbps"], "gbps")?;
+        values.push((CpuSecondsPerGb, used.seconds_per_gb(gbps)));
+        let (small, used) = run(&["rate", "--size", SMALL_SIZE, "--events"])?;
+        let gbps = number(&small["gbps"], "gbps")?;
+        values.push((CyclesPerMessage, used.cycles_per_message(gbps, SMALL_BYTES)));
+        Ok(values)
+    };
+    let checksums = match link.crc {
+        true => "CRC32c of each FPDU",
+        false => "no checksum",
     };
     Contender {
         name: name.into(),
+        differs: format!(
+            "{checksums}; one core for both ends' application, one for siwd; cost: waiting for events"
+        ),
         needs: vec![],
         measure: Box::new(measure),
     }
@@ -175,6 +204,7 @@ fn own_drop_in(name: &str, [client, worker]: [usize; 2], time: Duration) -> Cont
     };
     Contender {
         name: name.into(),
+        differs: "no checksum; one core for both programs, one for siwd".into(),
         needs: vec![("ib_write_bw", "perftest"), ("taskset", "util-linux")],
         measure: Box::new(measure),
     }
@@ -203,24 +233,23 @@ fn kernel_tcp(
 ) -> Contender {
     let measure = move || {
         let link = NamespacePair::create(settings)?;
-        let gbps = {
+        let iperf = |size: &str| {
             let mut command = link.server(server, "iperf3");
-            let _server = RunningProgram::start(command.args(["-s", "-1"]))?;
+            let listening = RunningProgram::start(command.args(["-s", "-1"]))?;
             link.wait_for_listener(5201)?;
             let mut command = link.client(client, "iperf3");
-            command.args([
-                "-c",
-                SERVER_ADDRESS,
-                "-C",
-                "cubic",
-                "-l",
-                BULK_SIZE,
-                "-J",
-                "-t",
-            ]);
-            let text = run_to_end(command.arg(time.as_secs().max(1).to_string()))?;
-            iperf_gbps(&text)?
+            command.args(["-c", SERVER_ADDRESS, "-C", "cubic", "-l", size, "-J", "-t"]);
+            command.arg(time.as_secs().max(1).to_string());
+            let (text, used) = run_measured(&mut command, &[listening.pid()])?;
+            anyhow::Ok((iperf_gbps(&text)?, used))
         };
+        let (gbps, used) = iperf(BULK_SIZE)?;
+        let mut values = vec![
+            (Bulk64kGbps, gbps),
+            (CpuSecondsPerGb, used.seconds_per_gb(gbps)),
+        ];
+        let (gbps, used) = iperf(SMALL_SIZE)?;
+        values.push((CyclesPerMessage, used.cycles_per_message(gbps, SMALL_BYTES)));
         let own = sibling_program("siw-perf").to_string_lossy().into_owned();
         let address = format!("{SERVER_ADDRESS}:{PING_PONG_PORT}");
         let mut command = link.server(server, &own);
@@ -233,12 +262,18 @@ fn kernel_tcp(
             .trim()
             .parse()
             .map_err(|_| anyhow!("no time in {text:?}"))?;
-        Ok(vec![(Bulk64kGbps, gbps), (RoundTrip64Us, us)])
+        values.push((RoundTrip64Us, us));
+        Ok(values)
+    };
+    let checksums = match settings.offloads {
+        true => "no checksum (left to the device, which computes none)",
+        false => "TCP checksum of each segment",
     };
     let mut needs = vec![("iperf3", "iperf3"), ("ss", "iproute2")];
     needs.extend(NAMESPACE_PROGRAMS);
     Contender {
         name: format!("kernel TCP, {set_up}"),
+        differs: format!("{checksums}; one core for each end; cost: blocking calls"),
         needs,
         measure: Box::new(measure),
     }
@@ -256,34 +291,42 @@ fn iperf_gbps(text: &str) -> anyhow::Result<f64> {
 fn ucx_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Contender {
     let measure = move || {
         let link = NamespacePair::create(settings)?;
-        let run = |test: &str, size: &str, count: &str| {
+        let run = |test: &str, size: &str, count: &str, wait: &str| {
             let only_tcp = |command: &mut Command| {
                 command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "eth0");
             };
             let mut command = link.server(server, "ucx_perftest");
             only_tcp(&mut command);
-            let _server = RunningProgram::start(&mut command)?;
+            let listening = RunningProgram::start(command.args(["-E", wait]))?;
             link.wait_for_listener(13337)?;
             let mut command = link.client(client, "ucx_perftest");
             only_tcp(&mut command);
             command.args([SERVER_ADDRESS, "-t", test, "-s", size, "-n", count]);
-            run_to_end(command.args(["-w", "200", "-f", "-v"]))
+            command.args(["-E", wait, "-w", "200", "-f", "-v"]);
+            run_measured(&mut command, &[listening.pid()])
         };
         // ucx_perftest reports mebibytes, and half of a round trip.
-        let bulk = ucx_column(&run("ucp_put_bw", BULK_SIZE, BULK_MESSAGES)?, "overall_bw")?;
-        let half = ucx_column(
-            &run("ucp_put_lat", SMALL_SIZE, ROUND_TRIPS)?,
-            "50.0_percentile_lat",
-        )?;
-        Ok(vec![
-            (Bulk64kGbps, bulk * f64::from(1 << 20) * 8.0 / 1e9),
-            (RoundTrip64Us, 2.0 * half),
-        ])
+        let gbps = |text: &str| {
+            ucx_column(text, "overall_bw").map(|rate| rate * f64::from(1 << 20) * 8.0 / 1e9)
+        };
+        let (bulk, _) = run("ucp_put_bw", BULK_SIZE, BULK_MESSAGES, "poll")?;
+        let (small, _) = run("ucp_put_lat", SMALL_SIZE, ROUND_TRIPS, "poll")?;
+        let half = ucx_column(&small, "50.0_percentile_lat")?;
+        let mut values = vec![(Bulk64kGbps, gbps(&bulk)?), (RoundTrip64Us, 2.0 * half)];
+        let (bulk, used) = run("ucp_put_bw", BULK_SIZE, BULK_MESSAGES, "sleep")?;
+        values.push((CpuSecondsPerGb, used.seconds_per_gb(gbps(&bulk)?)));
+        let (small, used) = run("ucp_put_bw", SMALL_SIZE, SMALL_MESSAGES, "sleep")?;
+        let cycles = used.cycles_per_message(gbps(&small)?, SMALL_BYTES);
+        values.push((CyclesPerMessage, cycles));
+        Ok(values)
     };
     let mut needs = vec![("ucx_perftest", "ucx-utils")];
     needs.extend(NAMESPACE_PROGRAMS);
     Contender {
         name: "UCX tcp, put".into(),
+        differs:
+            "no checksum (left to the device); one core for each end; cost: asleep while waiting"
+                .into(),
         needs,
         measure: Box::new(measure),
     }
@@ -300,35 +343,39 @@ fn ucx_column(text: &str, name: &str) -> anyhow::Result<f64> {
         .ok_or_else(|| anyhow!("ucx_perftest printed no {name}"))
 }
 
-/// libfabric's TCP provider: fi_pingpong, which measures round trips only.
+/// libfabric's TCP provider: fi_pingpong, which measures round trips only, so that its costs are
+/// those of one message in flight.
 fn libfabric_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Contender {
     let measure = move || {
         let link = NamespacePair::create(settings)?;
-        let options = [
-            "-p",
-            "tcp",
-            "-e",
-            "msg",
-            "-m",
-            "msg",
-            "-I",
-            ROUND_TRIPS,
-            "-S",
-            SMALL_SIZE,
-        ];
-        let mut command = link.server(server, "fi_pingpong");
-        let _server = RunningProgram::start(command.args(options))?;
-        link.wait_for_listener(47592)?;
-        let mut command = link.client(client, "fi_pingpong");
-        let text = run_to_end(command.args(options).arg(SERVER_ADDRESS))?;
-        // The reported time is that of one direction.
-        let half = pingpong_us(&text)?;
-        Ok(vec![(RoundTrip64Us, 2.0 * half)])
+        let run = |size: &str, count: &str| {
+            let options = [
+                "-p", "tcp", "-e", "msg", "-m", "msg", "-I", count, "-S", size,
+            ];
+            let mut command = link.server(server, "fi_pingpong");
+            let listening = RunningProgram::start(command.args(options))?;
+            link.wait_for_listener(47592)?;
+            let mut command = link.client(client, "fi_pingpong");
+            command.args(options).arg(SERVER_ADDRESS);
+            let (text, used) = run_measured(&mut command, &[listening.pid()])?;
+            anyhow::Ok((pingpong_us(&text)?, used))
+        };
+        // The reported time is that of one direction, and so of one message.
+        let gbps = |us: f64, size: f64| size * 8.0 / us / 1e3;
+        let (half, used) = run(SMALL_SIZE, ROUND_TRIPS)?;
+        let cycles = used.cycles_per_message(gbps(half, SMALL_BYTES), SMALL_BYTES);
+        let mut values = vec![(RoundTrip64Us, 2.0 * half), (CyclesPerMessage, cycles)];
+        let (us, used) = run(BULK_SIZE, BULK_MESSAGES)?;
+        values.push((CpuSecondsPerGb, used.seconds_per_gb(gbps(us, BULK_BYTES))));
+        Ok(values)
     };
     let mut needs = vec![("fi_pingpong", "libfabric-bin")];
     needs.extend(NAMESPACE_PROGRAMS);
     Contender {
         name: "libfabric tcp, messages".into(),
+        differs:
+            "no checksum (left to the device); one core for each end; cost: one message in flight"
+                .into(),
         needs,
         measure: Box::new(measure),
     }
@@ -357,9 +404,9 @@ pub(super) fn best_of<'a>(
     let medians = results
         .filter(|result| result.figure == figure && result.name.starts_with(prefix))
         .map(|result| result.median);
-    match figure {
-        RoundTrip64Us => medians.reduce(f64::min),
-        _ => medians.reduce(f64::max),
+    match figure.less_is_better() {
+        true => medians.reduce(f64::min),
+        false => medians.reduce(f64::max),
     }
 }
 
@@ -394,6 +441,7 @@ mod tests {
     fn a_missing_program_is_named_with_its_package() {
         let contender = Contender {
             name: "example".into(),
+            differs: String::new(),
             needs: vec![("sh", "dash"), ("no-such-program", "no-such-package")],
             measure: Box::new(|| Err(anyhow!("not to be called"))),
         };

@@ -54,6 +54,11 @@ impl OwnDaemon {
         Ok(OwnDaemon { program, folder })
     }
 
+    /// Process id of the daemon.
+    pub(super) fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
     /// Path of its control socket.
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.join("siwd.sock")

@@ -4,6 +4,7 @@
 //! Each contender is a separate program, so that none inherits process state from another.
 
 mod contenders;
+mod cost;
 mod daemon;
 mod namespaces;
 mod run_program;
@@ -25,8 +26,14 @@ use std::fmt;
 pub enum PeerFigure {
     /// Gb/s of payload, in messages or writes of 64 KiB.
     Bulk64kGbps,
+    /// CPU seconds for 10^9 bytes of payload in messages of 64 KiB: all threads of both ends, which
+    /// wait for events where the implementation can.
+    CpuSecondsPerGb,
     /// Microseconds of a round trip of 64 bytes, median.
     RoundTrip64Us,
+    /// Cycles of the time-stamp counter for a message of 64 bytes in a stream: all threads of both
+    /// ends, as for [`Self::CpuSecondsPerGb`].
+    CyclesPerMessage,
     /// Million frames of 64 bytes per second that one core receives from two rings and returns with
     /// swapped Ethernet addresses.
     RingMframes,
@@ -37,8 +44,24 @@ impl PeerFigure {
     pub fn title(self) -> &'static str {
         match self {
             PeerFigure::Bulk64kGbps => "64 KiB messages, Gb/s (more is better)",
+            PeerFigure::CpuSecondsPerGb => {
+                "CPU seconds per GB, 64 KiB messages, all threads of both ends (less is better)"
+            }
+            PeerFigure::CyclesPerMessage => {
+                "cycles per 64-byte message, all threads of both ends (less is better)"
+            }
             PeerFigure::RoundTrip64Us => "64-byte round trip, us (less is better)",
             PeerFigure::RingMframes => "frames over rings, macswap, M/s (more is better)",
+        }
+    }
+
+    /// Returns true if a smaller value is better.
+    fn less_is_better(self) -> bool {
+        match self {
+            PeerFigure::CpuSecondsPerGb
+            | PeerFigure::RoundTrip64Us
+            | PeerFigure::CyclesPerMessage => true,
+            PeerFigure::Bulk64kGbps | PeerFigure::RingMframes => false,
         }
     }
 }
@@ -50,6 +73,9 @@ pub struct PeerResult {
     pub figure: PeerFigure,
     /// The contender and its set-up.
     pub name: String,
+    /// What differs from the other contenders: checksums computed, and cores.
+    #[serde(default)]
+    pub differs: String,
     /// Median of the rounds.
     pub median: f64,
     /// Minimum of the rounds.
@@ -129,11 +155,19 @@ fn two_cores(options: &PeersOptions) -> anyhow::Result<[usize; 2]> {
     }
 }
 
+/// Values of one contender for one figure.
+struct ContenderValues {
+    figure: PeerFigure,
+    name: String,
+    differs: String,
+    values: Vec<f64>,
+}
+
 /// Results of the rounds so far.
 #[derive(Default)]
 struct RoundValues {
     /// In the order of the contenders.
-    values: Vec<((PeerFigure, String), Vec<f64>)>,
+    values: Vec<ContenderValues>,
     cache_line_ns: Vec<f64>,
     disturbed: usize,
 }
@@ -148,22 +182,29 @@ impl RoundValues {
         }
         self.cache_line_ns.extend(conditions.cache_line_ns_before);
         for (figure, value) in values {
-            let key = (figure, contender.name.clone());
-            match self.values.iter_mut().find(|(other, _)| *other == key) {
-                Some((_, all)) => all.push(value),
-                None => self.values.push((key, vec![value])),
+            let is_same =
+                |of: &&mut ContenderValues| of.figure == figure && of.name == contender.name;
+            match self.values.iter_mut().find(is_same) {
+                Some(all) => all.values.push(value),
+                None => self.values.push(ContenderValues {
+                    figure,
+                    name: contender.name.clone(),
+                    differs: contender.differs.clone(),
+                    values: vec![value],
+                }),
             }
         }
         Ok(())
     }
 
     fn into_report(self, cores: [usize; 2], skipped: BTreeMap<String, String>) -> PeersReport {
-        let results = self.values.into_iter().filter_map(|((figure, name), all)| {
-            let rounds = all.len();
-            let spread = Spread::of(all)?;
+        let results = self.values.into_iter().filter_map(|all| {
+            let rounds = all.values.len();
+            let spread = Spread::of(all.values)?;
             Some(PeerResult {
-                figure,
-                name,
+                figure: all.figure,
+                name: all.name,
+                differs: all.differs,
                 median: spread.median,
                 min: spread.min,
                 max: spread.max,
@@ -204,7 +245,7 @@ fn measure_watched(
 type NamedRatio = (&'static str, PeerFigure, &'static str, &'static str);
 
 /// The ratios in the report.
-const RATIOS: [NamedRatio; 8] = [
+const RATIOS: [NamedRatio; 12] = [
     (
         "bulk_to_kernel_offloads",
         PeerFigure::Bulk64kGbps,
@@ -236,6 +277,30 @@ const RATIOS: [NamedRatio; 8] = [
         "UCX",
     ),
     (
+        "cpu_crc_to_kernel_offloads",
+        PeerFigure::CpuSecondsPerGb,
+        "siwd, CRC, MTU of the default",
+        "kernel TCP, all offloads",
+    ),
+    (
+        "cpu_1500_to_kernel_offloads",
+        PeerFigure::CpuSecondsPerGb,
+        "siwd, CRC, MTU 1500",
+        "kernel TCP, all offloads, MTU 1500",
+    ),
+    (
+        "cpu_to_kernel_offloads",
+        PeerFigure::CpuSecondsPerGb,
+        "siwd, default",
+        "kernel TCP, all offloads",
+    ),
+    (
+        "cycles_to_kernel",
+        PeerFigure::CyclesPerMessage,
+        "siwd, CRC, MTU of the default",
+        "kernel TCP",
+    ),
+    (
         "round_trip_to_ucx",
         PeerFigure::RoundTrip64Us,
         "siwd, default",
@@ -260,10 +325,18 @@ const RATIOS: [NamedRatio; 8] = [
 fn ratio_of(results: &[PeerResult], figure: PeerFigure, ours: &str, theirs: &str) -> Option<f64> {
     let best = |prefix| best_of(results.iter(), figure, prefix);
     let (ours, theirs) = (best(ours)?, best(theirs)?);
-    Some(match figure {
-        PeerFigure::RoundTrip64Us => theirs / ours,
-        PeerFigure::Bulk64kGbps | PeerFigure::RingMframes => ours / theirs,
+    Some(match figure.less_is_better() {
+        true => theirs / ours,
+        false => ours / theirs,
     })
+}
+
+/// Formats a value with three digits if it is below one, else with two decimal places.
+pub fn format_value(value: f64) -> String {
+    match value < 1.0 {
+        true => format!("{value:.3}"),
+        false => format!("{value:.2}"),
+    }
 }
 
 impl fmt::Display for PeersReport {
@@ -288,8 +361,16 @@ impl fmt::Display for PeersReport {
             }
             writeln!(
                 f,
-                "  {:<44} {:>9.2}  ({:.2} to {:.2}, {} rounds)",
-                result.name, result.median, result.min, result.max, result.rounds
+                "  {:<44} {:>9}  ({} to {}, {} rounds){}",
+                result.name,
+                format_value(result.median),
+                format_value(result.min),
+                format_value(result.max),
+                result.rounds,
+                match &result.differs[..] {
+                    "" => String::new(),
+                    differs => format!("  {differs}"),
+                }
             )?;
         }
         if !self.ratios.is_empty() {
@@ -321,6 +402,7 @@ mod tests {
         let result = |figure, name: &str, median| PeerResult {
             figure,
             name: name.into(),
+            differs: String::new(),
             median,
             min: median,
             max: median,
@@ -332,11 +414,15 @@ mod tests {
             result(PeerFigure::RoundTrip64Us, "kernel TCP, all offloads", 8.0),
             result(PeerFigure::Bulk64kGbps, "siwd, default", 20.0),
             result(PeerFigure::Bulk64kGbps, "UCX tcp", 5.0),
+            result(PeerFigure::CpuSecondsPerGb, "siwd, CRC", 0.25),
+            result(PeerFigure::CpuSecondsPerGb, "kernel TCP", 0.5),
         ];
         let ratio = |figure, theirs| ratio_of(&results, figure, "siwd", theirs);
         assert_eq!(ratio(PeerFigure::RoundTrip64Us, "kernel TCP"), Some(4.0));
         assert_eq!(ratio(PeerFigure::Bulk64kGbps, "UCX"), Some(4.0));
         assert_eq!(ratio(PeerFigure::RoundTrip64Us, "UCX"), None);
+        let cost = PeerFigure::CpuSecondsPerGb;
+        assert_eq!(ratio(cost, "kernel TCP"), Some(2.0));
     }
 
     #[test]
@@ -345,6 +431,7 @@ mod tests {
         let mut next = 0.0;
         let mut contender = Contender {
             name: "example".into(),
+            differs: "no checksum".into(),
             needs: vec![],
             measure: Box::new(move || {
                 next += 1.0;
@@ -363,6 +450,12 @@ mod tests {
         assert_eq!(bulk.figure, PeerFigure::Bulk64kGbps);
         assert_eq!(bulk.rounds, 3);
         assert!(bulk.min >= 10.0 && bulk.median > bulk.min && bulk.max > bulk.median);
-        assert!(report.to_string().contains("example"), "{report}");
+        let text = report.to_string();
+        let is_whole = |line: &str| line.contains("example") && line.ends_with("no checksum");
+        assert_eq!(
+            text.lines().filter(|line| is_whole(line)).count(),
+            2,
+            "{text}"
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! Starts the programs of contenders with a time limit, and reads their output.
 
+use super::cost::{CpuSampler, CpuUse};
 use anyhow::{anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Child, Command, Output, Stdio};
@@ -52,6 +53,11 @@ impl RunningProgram {
         }
     }
 
+    /// The program's process id.
+    pub(super) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     pub(super) fn child(&mut self) -> &mut Child {
         &mut self.0
     }
@@ -70,13 +76,35 @@ fn describe_start(command: &Command, error: &std::io::Error) -> anyhow::Error {
 
 /// Runs a program to its end. Returns its output, or its error text.
 pub(super) fn run_to_end(command: &mut Command) -> anyhow::Result<String> {
+    run_with(command, |_| {})
+}
+
+/// Runs a program to its end. Returns its output, and the CPU use of it and of the processes
+/// `others` together in the middle of the run.
+pub(super) fn run_measured(
+    command: &mut Command,
+    others: &[u32],
+) -> anyhow::Result<(String, CpuUse)> {
+    let mut sampler = None;
+    let text = run_with(command, |pid| {
+        let all = others.iter().copied().chain([pid]);
+        sampler.get_or_insert_with(|| CpuSampler::new(all)).sample();
+    })?;
+    let used = sampler
+        .and_then(CpuSampler::finish)
+        .ok_or_else(|| anyhow!("the run was too short to measure its CPU time"))?;
+    Ok((text, used))
+}
+
+/// Runs a program to its end, calling `on_look` with its process id at intervals meanwhile.
+fn run_with(command: &mut Command, on_look: impl FnMut(u32)) -> anyhow::Result<String> {
     let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
     let child = child.map_err(|error| describe_start(command, &error))?;
-    let output = wait_with_limit(child)?;
+    let output = wait_with_limit(child, on_look)?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() {
         return Ok(text);
@@ -94,7 +122,7 @@ pub(super) fn run_to_end(command: &mut Command) -> anyhow::Result<String> {
     ))
 }
 
-fn wait_with_limit(mut child: Child) -> anyhow::Result<Output> {
+fn wait_with_limit(mut child: Child, mut on_look: impl FnMut(u32)) -> anyhow::Result<Output> {
     // Threads drain the pipes, since a program may print more than a pipe holds.
     let drain = |pipe: Option<Box<dyn std::io::Read + Send>>| {
         std::thread::spawn(move || {
@@ -116,7 +144,10 @@ fn wait_with_limit(mut child: Child) -> anyhow::Result<Output> {
                 let _ = child.wait();
                 bail!("no end after {} s", TIME_LIMIT.as_secs());
             }
-            None => std::thread::sleep(LOOK_INTERVAL),
+            None => {
+                on_look(child.id());
+                std::thread::sleep(LOOK_INTERVAL);
+            }
         }
     };
     Ok(Output {
@@ -139,6 +170,19 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("no-such-program"), "{error}");
+    }
+
+    #[test]
+    fn the_cpu_time_of_both_programs_counts() {
+        let mut spin = Command::new("sh");
+        spin.args(["-c", "while :; do :; done"]);
+        let other = RunningProgram::start(&mut spin).unwrap();
+        let mut sleep = Command::new("sleep");
+        let (_, used) = run_measured(sleep.arg("0.6"), &[other.pid()]).unwrap();
+        assert!(used.cores > 0.05 && used.cores < 3.0, "{used:?}");
+        assert!(used.tsc_ghz > 0.0, "{used:?}");
+        let error = run_measured(&mut Command::new("true"), &[]).unwrap_err();
+        assert!(error.to_string().contains("too short"), "{error}");
     }
 
     #[test]

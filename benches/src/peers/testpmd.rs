@@ -41,6 +41,7 @@ fn own_frames([_, core]: [usize; 2], time: Duration) -> Contender {
     };
     Contender {
         name: "siw-perf raw, macswap on rings".into(),
+        differs: "one core".into(),
         needs: vec![],
         measure: Box::new(measure),
     }
@@ -74,6 +75,7 @@ fn testpmd_frames([first, core]: [usize; 2], time: Duration) -> Contender {
     };
     Contender {
         name: "testpmd, macswap on rings".into(),
+        differs: "one core, and one that prints".into(),
         needs: vec![("dpdk-testpmd", "dpdk-dev")],
         measure: Box::new(measure),
     }

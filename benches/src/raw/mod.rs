@@ -18,6 +18,7 @@ pub use options::{PayloadWay, RawMode, RawOptions};
 pub use report::{DirectionReport, RawPortReport, RawReport};
 
 use crate::machine::{ConditionsWatch, MachineRecord};
+use crate::say;
 use forward::RawRunner;
 use ports::RawPorts;
 use report::{format_header, format_interval};
@@ -43,11 +44,11 @@ pub fn run_raw(options: &RawOptions, mut on_report: impl FnMut(&RawReport)) -> a
         let watch = ConditionsWatch::begin(None);
         let show = !options.json;
         if show {
-            print!("{}", format_header(&run, runner.ports()));
+            say!("{}", format_header(&run, runner.ports()));
         }
         let mut report = runner.run(&run, |names, interval| {
             if show {
-                print!("{}", format_interval(names, interval));
+                say!("{}", format_interval(names, interval));
             }
         })?;
         report.conditions = watch.end();

@@ -106,6 +106,37 @@ fn atomics_find_the_value_of_the_one_before() {
 }
 
 #[test]
+fn writes_with_immediate_data_take_receives_and_arrive() {
+    let daemon = Daemon::loopback();
+    for arguments in [
+        "bw --op write-imm --size 4K --qps 2 --depth 4 --verify",
+        "lat --op write-imm --verify --events",
+    ] {
+        let result = &run_for_json(&daemon, arguments)[0];
+        assert_eq!(result["op"], "write-imm", "{result}");
+        let verified = result["verified"].as_u64().unwrap();
+        assert!(verified >= result["messages"].as_u64().unwrap(), "{result}");
+        assert!(verified > 0, "{result}");
+    }
+}
+
+#[test]
+fn a_number_of_messages_ends_a_measurement() {
+    let daemon = Daemon::loopback();
+    let output = Command::new(siw_perf())
+        .args(["lat", "-n", "100", "--no-bounds", "--json", "--socket"])
+        .arg(&daemon.socket)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(result["messages"], 100, "{result}");
+    let times = &result["lat_us"];
+    let [min, avg, max] = ["min", "avg", "max"].map(|name| times[name].as_f64().unwrap());
+    assert!(min > 0.0 && min <= avg && avg <= max, "{result}");
+}
+
+#[test]
 fn events_wake_who_waits_at_both_ends() {
     let daemon = Daemon::loopback();
     for arguments in [
