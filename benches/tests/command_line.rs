@@ -76,6 +76,83 @@ fn a_reader_that_is_gone_ends_it_quietly() {
     assert!(!stderr(&out).contains("panicked"), "{}", stderr(&out));
 }
 
+/// Runs `siw-perf raw` on a pair of rings and returns its results; `None`, with a message, if another
+/// program has the cores.
+fn raw_results(args: &[&str]) -> Option<Vec<serde_json::Value>> {
+    let out = siw_perf(&[&["raw", "--json"], args].concat());
+    let said = stderr(&out);
+    if said.contains("core") && !out.status.success() {
+        println!("skipped: {said}");
+        return None;
+    }
+    assert!(out.status.success(), "{said}");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let lines = text.lines().map(serde_json::from_str);
+    Some(lines.collect::<Result<_, _>>().unwrap())
+}
+
+#[test]
+fn raw_frames_are_sent_at_a_rate_mixed_and_tagged() {
+    let args = "--mode txonly -s imix --vlan 7 --flows 4 --rate 20k -D 0.5";
+    let args: Vec<&str> = args.split(' ').collect();
+    let Some(results) = raw_results(&args) else {
+        return;
+    };
+    assert_eq!(results.len(), 1, "one kind of payload: {results:?}");
+    let result = &results[0];
+    let frames = result["ports"][0]["tx"]["frames"].as_u64().unwrap();
+    // A loaded machine may send less, but never more.
+    assert!((1..=10_100).contains(&frames), "{result}");
+    assert_eq!(result["ports"][1]["rx"]["frames"], frames, "{result}");
+    let rates = &result["ports"][0]["tx"];
+    assert!(
+        rates["l1_gbps"].as_f64() > rates["gbps"].as_f64(),
+        "{result}"
+    );
+    assert_eq!(
+        (&result["imix"], &result["vlan"]),
+        (&true.into(), &7.into())
+    );
+}
+
+#[test]
+fn the_highest_rate_without_loss_is_searched() {
+    let args = ["--mode", "txonly", "--search", "-D", "0.05"];
+    let out = siw_perf(&[&["raw", "--json"][..], &args].concat());
+    let said = stderr(&out);
+    if !out.status.success() {
+        // An interrupted thread loses frames on rings, too.
+        assert!(
+            said.contains("core") || said.contains("lost at every rate"),
+            "{said}"
+        );
+        println!("skipped: {said}");
+        return;
+    }
+    let result: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let trials = result["trials"].as_array().unwrap();
+    assert!(!trials.is_empty(), "{result}");
+    let tx = &result["ports"][0]["tx"]["frames"];
+    assert_eq!(tx, &result["ports"][1]["rx"]["frames"], "{result}");
+}
+
+#[test]
+fn raw_frames_use_a_queue_on_each_core() {
+    let cores = dpdk::allowed_cores();
+    let [first, second, ..] = cores[..] else {
+        println!("skipped: two cores are needed");
+        return;
+    };
+    let cores = format!("{first},{second}");
+    let args = ["--mode", "macswap", "-D", "0.3", "--cores", &cores];
+    let Some(results) = raw_results(&args) else {
+        return;
+    };
+    assert_eq!(results[0]["cores"], serde_json::json!([first, second]));
+    let received = results[0]["ports"][0]["rx"]["frames"].as_u64().unwrap();
+    assert!(received > 0, "{}", results[0]);
+}
+
 /// A result of `siw-perf raw --json`.
 const RAW_RESULT: &str = r#"{"raw":"macswap","size":64,"burst":32,"payload":"copy","secs":1.0,
     "ports":[],"series":[],"conditions":{"steal_percent":0,"interrupts":0,"cache_line_ns_before":null,

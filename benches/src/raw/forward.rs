@@ -1,16 +1,17 @@
-//! Forwarding loops of the modes: one thread serves all ports, burst by burst.
+//! Forwarding loops of the modes: a thread serves one pair of queues of each port, burst by burst.
 
 use super::echo::answer_request;
-use super::frames::{ETHERNET_ADDRESSES, FrameAddresses, FrameSource, frame_number, swap_macs};
+use super::frames::{
+    ETHERNET_ADDRESSES, FrameAddresses, FrameDescription, FrameSource, frame_number, swap_macs,
+};
 use super::options::{PayloadWay, RawMode, RawRun};
-use super::ports::{PortIdentity, RawPort, RawPorts};
-use super::report::{FrameCount, Interval, PortCount, RawReport};
-use crate::measurement::Quantiles;
-use crate::measurement::new_histogram;
-use dpdk::{ExternalRegion, Mbuf, MbufCache, RxBatch, RxQueue, TxBatch, TxQueue};
+use super::ports::{Lane, LanePort, PortIdentity};
+use super::report::{FrameCount, PortCount};
+use dpdk::{Mbuf, MbufCache, RxBatch, RxQueue, TxBatch, TxQueue};
 use hdrhistogram::Histogram;
-use nix::sys::signalfd::SignalFd;
+use siw_shm::SharedMemory;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time after which a frame counts as lost.
@@ -22,150 +23,97 @@ const DEFAULT_DESTINATION: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 /// Default destination MAC: a locally administered address.
 const DEFAULT_TO_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0];
 
-/// State of a run.
-pub(super) struct RawRunner {
+/// State of one thread.
+pub(super) struct LaneRunner {
     source: FrameSource,
-    /// Keeps the source's memory readable for the ports' devices.
-    _region: Option<ExternalRegion>,
     /// In the order of the ports, like the following fields.
     counts: Vec<PortCount>,
     received: Vec<RxBatch>,
     outboxes: Vec<FrameOutbox>,
-    ports: RawPorts,
-    signals: SignalFd,
-    is_stopped: bool,
+    lane: Lane,
+    /// `None`: as many frames as possible are sent.
+    pacer: Option<Pacer>,
+}
+
+/// Limits generated frames to a rate.
+struct Pacer {
+    begin: Instant,
+    frames_per_second: f64,
+    offered: u64,
+}
+
+impl Pacer {
+    /// Number of frames that are due by now.
+    #[inline]
+    fn due(&self) -> u64 {
+        let due = self.begin.elapsed().as_secs_f64() * self.frames_per_second;
+        (due as u64).saturating_sub(self.offered)
+    }
 }
 
 /// Round trips of one run.
-struct RoundTrips {
-    times: Histogram<u64>,
-    lost: u64,
+pub(super) struct RoundTrips {
+    pub(super) times: Histogram<u64>,
+    pub(super) lost: u64,
 }
 
-impl RawRunner {
-    pub(super) fn new(ports: RawPorts, signals: SignalFd) -> anyhow::Result<RawRunner> {
-        let source = FrameSource::new()?;
-        let references = ports
-            .list
-            .iter()
-            .all(|port| port.description.takes_references);
-        let region = match references {
-            true => ports.map_memory(source.memory())?,
-            false => None,
-        };
-        Ok(RawRunner {
-            source,
-            _region: region,
-            counts: vec![PortCount::default(); ports.list.len()],
-            received: ports.list.iter().map(|_| RxBatch::new()).collect(),
-            outboxes: ports.list.iter().map(|_| FrameOutbox::default()).collect(),
-            ports,
-            signals,
-            is_stopped: false,
+impl LaneRunner {
+    pub(super) fn new(lane: Lane) -> anyhow::Result<LaneRunner> {
+        Ok(LaneRunner {
+            source: FrameSource::new()?,
+            counts: vec![PortCount::default(); lane.list.len()],
+            received: lane.list.iter().map(|_| RxBatch::new()).collect(),
+            outboxes: lane.list.iter().map(|_| FrameOutbox::default()).collect(),
+            lane,
+            pacer: None,
         })
     }
 
-    /// The ports, in the order of the counts.
-    pub(super) fn ports(&self) -> &[RawPort] {
-        &self.ports.list
+    /// The core of the thread.
+    pub(super) fn core(&self) -> usize {
+        self.lane.core
     }
 
-    /// Returns true if a signal requested the end.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.is_stopped
+    /// Memory of generated payload, which the ports' devices read.
+    pub(super) fn memory(&self) -> &Arc<SharedMemory> {
+        self.source.memory()
     }
 
-    /// Executes one run. `on_interval` is called with the counts of each interval.
-    pub(super) fn run(
-        &mut self,
-        run: &RawRun,
-        mut on_interval: impl FnMut(&[RawPort], &Interval),
-    ) -> anyhow::Result<RawReport> {
+    /// Counts of the lane's queues since the beginning.
+    pub(super) fn counts(&self) -> &[PortCount] {
+        &self.counts
+    }
+
+    /// Begins a run, in which `frames_per_second` frames are offered, or as many as possible.
+    pub(super) fn begin(&mut self, run: &RawRun, frames_per_second: Option<f64>) {
         self.describe_frames(run);
-        let mut trips = RoundTrips {
-            times: new_histogram()?,
-            lost: 0,
-        };
-        let before = self.read_counts();
-        let begin = Instant::now();
-        let mut last = (begin, before.clone());
-        let mut series = Vec::new();
+        self.pacer = frames_per_second.map(|frames_per_second| Pacer {
+            begin: Instant::now(),
+            frames_per_second,
+            offered: 0,
+        });
         if run.mode.forwards() {
             self.send_first(run);
         }
-        loop {
-            match run.mode {
-                RawMode::TxOnly | RawMode::RxOnly => self.send_and_receive(run),
-                RawMode::Io | RawMode::MacSwap => self.forward(run.mode),
-                RawMode::IcmpEcho => self.answer(),
-                RawMode::PingPong => self.measure_round_trip(&mut trips),
-            }
-            let now = Instant::now();
-            let is_over = run.time.is_some_and(|time| now - begin >= time);
-            if is_over || now - last.0 >= run.interval {
-                let interval = self.interval_since(&last, begin, now);
-                on_interval(&self.ports.list, &interval);
-                series.push(interval.directions());
-                last = (now, self.read_counts());
-                self.is_stopped |= matches!(self.signals.read_signal(), Ok(Some(_)));
-            }
-            if is_over || self.is_stopped {
-                break;
-            }
-        }
-        let end = Instant::now();
-        self.receive_rest();
-        let whole = self.interval_since(&(begin, before), begin, end);
-        let mut report = RawReport::new(run, &self.ports.list, &whole);
-        report.series = series;
-        if run.mode == RawMode::PingPong {
-            report.round_trip_us = (!trips.times.is_empty()).then(|| Quantiles::from(&trips.times));
-            report.lost = trips.lost;
-        }
-        Ok(report)
     }
 
-    /// The counts, including received frames that the drivers lost.
-    fn read_counts(&self) -> Vec<PortCount> {
-        let with_drops = |(port, count): (&RawPort, &PortCount)| {
-            let mut count = *count;
-            if let Ok(counters) = port.port.read_counters() {
-                count.rx.dropped = counters.rx_missed + counters.rx_no_buffer;
-            }
-            count
-        };
-        self.ports
-            .list
-            .iter()
-            .zip(&self.counts)
-            .map(with_drops)
-            .collect()
-    }
-
-    fn interval_since(
-        &self,
-        (start, before): &(Instant, Vec<PortCount>),
-        begin: Instant,
-        now: Instant,
-    ) -> Interval {
-        let counts = self.read_counts();
-        Interval {
-            end: now - begin,
-            length: now - *start,
-            counts: counts
-                .iter()
-                .zip(before)
-                .map(|(count, before)| count.since(*before))
-                .collect(),
+    /// One turn of a run.
+    #[inline]
+    pub(super) fn turn(&mut self, run: &RawRun, trips: &mut RoundTrips) {
+        match run.mode {
+            RawMode::TxOnly | RawMode::RxOnly => self.send_and_receive(run),
+            RawMode::Io | RawMode::MacSwap => self.forward(run.mode),
+            RawMode::IcmpEcho => self.answer(),
+            RawMode::PingPong => self.measure_round_trip(trips),
         }
     }
 
     fn describe_frames(&mut self, run: &RawRun) {
-        let ports = &self.ports.list;
+        let ports = &self.lane.list;
         let sender = sender_of(run.mode, ports.len());
         let from = &ports[sender];
         let to = ports.iter().enumerate().find(|(at, _)| *at != sender);
-        let address = |port: &RawPort| port.identity.addresses.first().copied();
+        let address = |port: &LanePort| port.identity.addresses.first().copied();
         let addresses = FrameAddresses {
             from: from.identity.mac,
             to: run
@@ -177,8 +125,13 @@ impl RawRunner {
                 .and_then(|(_, port)| address(port))
                 .unwrap_or(DEFAULT_DESTINATION),
         };
-        let way = run.payload.unwrap_or(PayloadWay::Copy);
-        self.source.describe_frames(run.size, way, &addresses);
+        self.source.describe_frames(&FrameDescription {
+            sizes: run.size.list(),
+            flows: run.flows,
+            vlan: run.vlan,
+            way: run.payload.unwrap_or(PayloadWay::Copy),
+            addresses,
+        });
     }
 
     /// Fills a port's outbox with new frames, up to a burst.
@@ -186,24 +139,24 @@ impl RawRunner {
     fn fill_burst(&mut self, at: usize, burst: usize) {
         let outbox = &mut self.outboxes[at];
         while outbox.batch.len() < burst {
-            let Some(frame) = self.source.build_frame(&mut self.ports.cache) else {
+            let Some(frame) = self.source.build_frame(&mut self.lane.cache) else {
                 break;
             };
-            outbox.push_or_free(frame, &mut self.ports.cache);
+            outbox.push_or_free(frame, &mut self.lane.cache);
         }
     }
 
     /// Sends a port's outbox; drops frames that the port does not take.
     #[inline]
     fn send_outbox(&mut self, at: usize) {
-        let (tx, cache) = (&mut self.ports.list[at].tx, &mut self.ports.cache);
+        let (tx, cache) = (&mut self.lane.list[at].tx, &mut self.lane.cache);
         self.outboxes[at].send(tx, cache, &mut self.counts[at].tx);
     }
 
     /// Receives frames from a port and frees them.
     #[inline]
     fn receive_and_free(&mut self, at: usize) -> usize {
-        let RawPorts { list, cache, .. } = &mut self.ports;
+        let Lane { list, cache, .. } = &mut self.lane;
         let count = &mut self.counts[at].rx;
         receive_burst(&mut list[at].rx, &mut self.received[at], count, |frame| {
             cache.free(frame);
@@ -214,11 +167,18 @@ impl RawRunner {
     #[inline]
     fn send_and_receive(&mut self, run: &RawRun) {
         if run.payload.is_some() {
-            let sender = sender_of(run.mode, self.ports.list.len());
-            self.fill_burst(sender, run.burst);
+            let sender = sender_of(run.mode, self.lane.list.len());
+            let burst = match &self.pacer {
+                Some(pacer) => pacer.due().min(run.burst as u64) as usize,
+                None => run.burst,
+            };
+            self.fill_burst(sender, burst);
+            if let Some(pacer) = &mut self.pacer {
+                pacer.offered += self.outboxes[sender].batch.len() as u64;
+            }
             self.send_outbox(sender);
         }
-        for at in 0..self.ports.list.len() {
+        for at in 0..self.lane.list.len() {
             self.receive_and_free(at);
         }
     }
@@ -226,7 +186,7 @@ impl RawRunner {
     /// Sends the initial frames, which then circulate between the ports.
     fn send_first(&mut self, run: &RawRun) {
         for _ in 0..run.tx_first {
-            for at in 0..self.ports.list.len() {
+            for at in 0..self.lane.list.len() {
                 self.fill_burst(at, run.burst);
                 self.send_outbox(at);
             }
@@ -236,7 +196,7 @@ impl RawRunner {
     /// One turn of io or macswap.
     #[inline]
     fn forward(&mut self, mode: RawMode) {
-        let ports = self.ports.list.len();
+        let ports = self.lane.list.len();
         for from in 0..ports {
             let to = (from + 1) % ports;
             self.forward_burst(from, to, mode == RawMode::MacSwap);
@@ -248,7 +208,7 @@ impl RawRunner {
     /// Fast because no frame is moved from one list to another.
     #[inline]
     fn forward_burst(&mut self, from: usize, to: usize, swaps: bool) {
-        let RawPorts { list, cache, .. } = &mut self.ports;
+        let Lane { list, cache, .. } = &mut self.lane;
         let FrameOutbox { batch, bytes } = &mut self.outboxes[to];
         let received = list[from].rx.rx_burst(batch);
         let mut can_swap = true;
@@ -275,9 +235,9 @@ impl RawRunner {
         to: usize,
         mut edit: impl FnMut(&mut Mbuf, &PortIdentity) -> bool,
     ) -> u64 {
-        let RawPorts { list, cache, .. } = &mut self.ports;
+        let Lane { list, cache, .. } = &mut self.lane;
         let (outbox, count) = (&mut self.outboxes[to], &mut self.counts[from].rx);
-        let RawPort { identity, rx, .. } = &mut list[from];
+        let LanePort { identity, rx, .. } = &mut list[from];
         let mut refused = 0;
         receive_burst(rx, &mut self.received[from], count, |mut frame| {
             if edit(&mut frame, identity) {
@@ -293,7 +253,7 @@ impl RawRunner {
 
     /// One turn of icmpecho.
     fn answer(&mut self) {
-        for at in 0..self.ports.list.len() {
+        for at in 0..self.lane.list.len() {
             self.pass_on(at, at, |frame, identity| {
                 answer_request(frame.data_mut(), identity.mac, &identity.addresses)
             });
@@ -310,14 +270,14 @@ impl RawRunner {
             // After the timeout the ports are polled once more: this thread may have been
             // interrupted.
             let is_late = begin.elapsed() >= ROUND_TRIP_TIMEOUT;
-            if self.ports.list.len() > 1 {
+            if self.lane.list.len() > 1 {
                 // The second port sends this frame back, and frees all others.
                 self.pass_on(1, 1, |frame, _| {
                     frame_number(frame.data()) == Some(number) && swap_macs(frame.data_mut())
                 });
             }
             let mut is_back = false;
-            let RawPorts { list, cache, .. } = &mut self.ports;
+            let Lane { list, cache, .. } = &mut self.lane;
             let (batch, count) = (&mut self.received[0], &mut self.counts[0].rx);
             receive_burst(&mut list[0].rx, batch, count, |frame| {
                 is_back |= frame_number(frame.data()) == Some(number);
@@ -332,23 +292,24 @@ impl RawRunner {
                 trips.lost += 1;
                 return;
             }
-            self.ports.list[0].tx.retry_backlog();
+            self.lane.list[0].tx.retry_backlog();
         }
     }
 
-    /// Receives the frames still in flight.
-    fn receive_rest(&mut self) {
+    /// Receives the frames still in flight, at least for the quiet time; with `is_hurried` not
+    /// longer, even if more arrive.
+    pub(super) fn receive_rest(&mut self, is_hurried: bool) {
         let mut since = Instant::now();
         loop {
             // After the quiet time the ports are polled once more: this thread may have been
             // interrupted.
             let is_quiet = since.elapsed() >= QUIET_TIME;
             let mut received = 0;
-            for at in 0..self.ports.list.len() {
-                self.ports.list[at].tx.retry_backlog();
+            for at in 0..self.lane.list.len() {
+                self.lane.list[at].tx.retry_backlog();
                 received += self.receive_and_free(at);
             }
-            if received > 0 && !self.is_stopped {
+            if received > 0 && !is_hurried {
                 since = Instant::now();
             } else if is_quiet {
                 return;
@@ -435,7 +396,7 @@ fn drop_short_frames(outbox: &mut FrameOutbox, cache: &mut MbufCache) -> u64 {
 }
 
 /// The port that generates frames: for rxonly on a ring pair the one that is not measured.
-fn sender_of(mode: RawMode, ports: usize) -> usize {
+pub(super) fn sender_of(mode: RawMode, ports: usize) -> usize {
     match mode {
         RawMode::RxOnly => ports - 1,
         _ => 0,

@@ -1,6 +1,6 @@
 //! Generated frames, and the swap of Ethernet addresses.
 
-use super::options::{ETHERNET_HEADER, PayloadWay};
+use super::options::{ETHERNET_HEADER, PayloadWay, VLAN_TAG};
 use anyhow::anyhow;
 use dpdk::{ExtMemory, ExtTracker, Mbuf, MbufCache, TrackerPool};
 use siw_shm::SharedMemory;
@@ -13,11 +13,16 @@ const HEADER: usize = ETHERNET_HEADER + IPV4_HEADER + UDP_HEADER + NUMBER_BYTES;
 const IPV4_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 const NUMBER_BYTES: usize = 8;
-const NUMBER_AT: usize = HEADER - NUMBER_BYTES;
+/// Headers with a VLAN tag.
+const LONGEST_HEADER: usize = HEADER + VLAN_TAG;
+/// Ethertype of a VLAN tag (IEEE 802.1Q).
+const ETHERTYPE_VLAN: [u8; 2] = [0x81, 0x00];
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const PROTOCOL_UDP: u8 = 17;
 /// Port whose datagrams hosts discard (RFC 863).
 const DISCARD_PORT: u16 = 9;
+/// Source port of the first of several flows: the first one that is not assigned (RFC 6335).
+const FIRST_FLOW_PORT: u16 = 49_152;
 
 /// Size of the payload memory, which fits into a core's cache.
 const MEMORY_BYTES: usize = 1 << 20;
@@ -31,14 +36,35 @@ pub(super) struct FrameAddresses {
     pub(super) destination: Ipv4Addr,
 }
 
+/// Properties of generated frames.
+#[derive(Debug, Clone)]
+pub(super) struct FrameDescription {
+    /// Bytes of the frames, used in turn.
+    pub(super) sizes: Vec<usize>,
+    /// Number of UDP source ports, used in turn.
+    pub(super) flows: u16,
+    pub(super) vlan: Option<u16>,
+    pub(super) way: PayloadWay,
+    pub(super) addresses: FrameAddresses,
+}
+
+/// Headers of a frame, with number 0.
+#[derive(Debug, Clone, Copy)]
+struct FrameTemplate {
+    header: [u8; LONGEST_HEADER],
+    header_len: usize,
+    /// Payload bytes after the header.
+    payload: usize,
+}
+
 /// Generates numbered UDP frames with payload from registered memory.
 pub(super) struct FrameSource {
     memory: Arc<SharedMemory>,
     trackers: TrackerPool,
     tracker: Option<ExtTracker>,
-    header: [u8; HEADER],
-    /// Payload bytes after the header.
-    payload: usize,
+    /// Templates of the next frames, used in turn.
+    templates: Vec<FrameTemplate>,
+    next_template: usize,
     way: PayloadWay,
     at: usize,
     next_number: u64,
@@ -63,8 +89,8 @@ impl FrameSource {
             memory,
             trackers,
             tracker: Some(tracker),
-            header: [0; HEADER],
-            payload: 0,
+            templates: Vec::new(),
+            next_template: 0,
             way: PayloadWay::Copy,
             at: 0,
             next_number: 0,
@@ -77,48 +103,66 @@ impl FrameSource {
     }
 
     /// Sets the properties of the next frames.
-    pub(super) fn describe_frames(
-        &mut self,
-        size: usize,
-        way: PayloadWay,
-        addresses: &FrameAddresses,
-    ) {
-        self.header = build_header(size, addresses);
-        self.payload = size.saturating_sub(HEADER);
-        self.way = way;
+    pub(super) fn describe_frames(&mut self, frames: &FrameDescription) {
+        let FrameDescription { flows, vlan, .. } = *frames;
+        let ports = (0..flows).map(|flow| match flows {
+            1 => DISCARD_PORT,
+            _ => FIRST_FLOW_PORT + flow,
+        });
+        let all = frames
+            .sizes
+            .iter()
+            .flat_map(|size| ports.clone().map(move |port| (*size, port)));
+        self.templates = all
+            .map(|(size, port)| build_template(size, &frames.addresses, port, vlan))
+            .collect();
+        self.next_template = 0;
+        self.way = frames.way;
     }
 
     /// Builds the next frame; `None` while buffers or references are exhausted.
     #[inline]
     pub(super) fn build_frame(&mut self, cache: &mut MbufCache) -> Option<Mbuf> {
-        if self.at + self.payload > MEMORY_BYTES {
+        let template = self.templates.get(self.next_template)?;
+        let header = &template.header[..template.header_len];
+        let number_at = template.header_len - NUMBER_BYTES;
+        if self.at + template.payload > MEMORY_BYTES {
             self.at = 0;
         }
         let number = self.next_number.to_be_bytes();
         let mbuf = match self.way {
             PayloadWay::Copy => {
                 let mut mbuf = cache.alloc()?;
-                let Some(room) = mbuf.append((HEADER + self.payload) as u16) else {
+                let length = template.header_len + template.payload;
+                let Some(room) = mbuf.append(length as u16) else {
                     cache.free(mbuf);
                     return None;
                 };
-                room[..HEADER].copy_from_slice(&self.header);
-                room[NUMBER_AT..HEADER].copy_from_slice(&number);
+                let (head, payload) = room.split_at_mut(template.header_len);
+                head.copy_from_slice(header);
+                head[number_at..].copy_from_slice(&number);
                 // Cannot fail, since `at` was checked to be within the memory.
-                let _ = self.memory.read(self.at, &mut room[HEADER..]);
+                let _ = self.memory.read(self.at, payload);
                 mbuf
             }
             PayloadWay::Reference => {
-                let header = &self.header;
                 let fill = |room: &mut [u8]| {
                     room.copy_from_slice(header);
-                    room[NUMBER_AT..].copy_from_slice(&number);
+                    room[number_at..].copy_from_slice(&number);
                 };
-                let payload = (self.tracker.as_ref()?, self.at as u64, self.payload as u16);
-                cache.alloc_frame(HEADER as u16, fill, payload)?
+                let payload = (
+                    self.tracker.as_ref()?,
+                    self.at as u64,
+                    template.payload as u16,
+                );
+                cache.alloc_frame(template.header_len as u16, fill, payload)?
             }
         };
-        self.at += self.payload;
+        self.at += template.payload;
+        self.next_template += 1;
+        if self.next_template == self.templates.len() {
+            self.next_template = 0;
+        }
         self.next_number += 1;
         Some(mbuf)
     }
@@ -137,8 +181,32 @@ impl Drop for FrameSource {
     }
 }
 
-/// Headers of a frame of `size` bytes, with number 0.
-fn build_header(size: usize, addresses: &FrameAddresses) -> [u8; HEADER] {
+/// A frame of `size` bytes, the VLAN tag included.
+fn build_template(
+    size: usize,
+    addresses: &FrameAddresses,
+    source_port: u16,
+    vlan: Option<u16>,
+) -> FrameTemplate {
+    let tag = vlan.map_or(0, |_| VLAN_TAG);
+    let untagged = build_header(size - tag, addresses, source_port);
+    let mut header = [0; LONGEST_HEADER];
+    header[..ETHERNET_ADDRESSES].copy_from_slice(&untagged[..ETHERNET_ADDRESSES]);
+    if let Some(id) = vlan {
+        header[ETHERNET_ADDRESSES..][..2].copy_from_slice(&ETHERTYPE_VLAN);
+        header[ETHERNET_ADDRESSES + 2..][..2].copy_from_slice(&id.to_be_bytes());
+    }
+    let rest = &untagged[ETHERNET_ADDRESSES..];
+    header[ETHERNET_ADDRESSES + tag..][..rest.len()].copy_from_slice(rest);
+    FrameTemplate {
+        header,
+        header_len: HEADER + tag,
+        payload: size - HEADER - tag,
+    }
+}
+
+/// Headers of a frame of `size` bytes without a tag.
+fn build_header(size: usize, addresses: &FrameAddresses, source_port: u16) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header[..6].copy_from_slice(&addresses.to);
     header[6..12].copy_from_slice(&addresses.from);
@@ -155,8 +223,8 @@ fn build_header(size: usize, addresses: &FrameAddresses) -> [u8; HEADER] {
     ip[16..20].copy_from_slice(&addresses.destination.octets());
     let checksum = !sum_words(ip);
     ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-    let udp = &mut header[ETHERNET_HEADER + IPV4_HEADER..NUMBER_AT];
-    udp[..2].copy_from_slice(&DISCARD_PORT.to_be_bytes());
+    let udp = &mut header[ETHERNET_HEADER + IPV4_HEADER..HEADER - NUMBER_BYTES];
+    udp[..2].copy_from_slice(&source_port.to_be_bytes());
     udp[2..4].copy_from_slice(&DISCARD_PORT.to_be_bytes());
     // The checksum stays zero: none was computed (RFC 768).
     udp[4..6].copy_from_slice(&(ip_len - IPV4_HEADER as u16).to_be_bytes());
@@ -176,7 +244,12 @@ pub(super) fn sum_words(bytes: &[u8]) -> u16 {
 /// The frame number, if the frame was generated here.
 #[inline]
 pub(super) fn frame_number(frame: &[u8]) -> Option<u64> {
-    let header = frame.first_chunk::<HEADER>()?;
+    let tag = match frame.get(ETHERNET_ADDRESSES..ETHERNET_HEADER)? {
+        ethertype if ethertype == ETHERTYPE_VLAN => VLAN_TAG,
+        _ => 0,
+    };
+    // Behind a tag, everything after the addresses is at the place that it has without one.
+    let header = frame[tag..].first_chunk::<HEADER>()?;
     let is_ours = header[12..14] == ETHERTYPE_IPV4
         && header[ETHERNET_HEADER + 9] == PROTOCOL_UDP
         && header[ETHERNET_HEADER + IPV4_HEADER + 2..][..2] == DISCARD_PORT.to_be_bytes();
@@ -220,7 +293,7 @@ mod tests {
 
     #[test]
     fn headers_have_lengths_and_a_checksum() {
-        let header = build_header(1514, &ADDRESSES);
+        let header = build_header(1514, &ADDRESSES, DISCARD_PORT);
         assert_eq!(header[..6], ADDRESSES.to);
         assert_eq!(header[16..18], 1500u16.to_be_bytes());
         assert_eq!(header[38..40], 1480u16.to_be_bytes());
@@ -230,8 +303,8 @@ mod tests {
 
     #[test]
     fn numbers_are_read_from_own_frames_alone() {
-        let mut header = build_header(64, &ADDRESSES);
-        header[NUMBER_AT..].copy_from_slice(&77u64.to_be_bytes());
+        let mut header = build_header(64, &ADDRESSES, DISCARD_PORT);
+        header[HEADER - NUMBER_BYTES..].copy_from_slice(&77u64.to_be_bytes());
         assert_eq!(frame_number(&header), Some(77));
         assert_eq!(frame_number(&header[..40]), None);
         header[12] = 0x86;
@@ -239,8 +312,46 @@ mod tests {
     }
 
     #[test]
+    fn a_tag_is_between_the_addresses_and_the_rest() {
+        let plain = build_template(64, &ADDRESSES, 1000, None);
+        let tagged = build_template(68, &ADDRESSES, 1000, Some(7));
+        assert_eq!((plain.payload, tagged.payload), (14, 14));
+        assert_eq!(tagged.header[12..16], [0x81, 0, 0, 7]);
+        assert_eq!(tagged.header[16..], plain.header[12..HEADER]);
+        let mut frame = tagged.header;
+        frame[LONGEST_HEADER - 1] = 9;
+        assert_eq!(frame_number(&frame), Some(9));
+        assert_eq!(frame_number(&frame[..13]), None);
+    }
+
+    #[test]
+    fn sizes_and_flows_are_used_in_turn() {
+        let mut source = FrameSource::new().unwrap();
+        source.describe_frames(&FrameDescription {
+            sizes: vec![60, 590],
+            flows: 3,
+            vlan: None,
+            way: PayloadWay::Copy,
+            addresses: ADDRESSES,
+        });
+        let port_of = |template: &FrameTemplate| {
+            let at = ETHERNET_HEADER + IPV4_HEADER;
+            u16::from_be_bytes([template.header[at], template.header[at + 1]])
+        };
+        let all: Vec<_> = source
+            .templates
+            .iter()
+            .map(|template| (port_of(template) - FIRST_FLOW_PORT, template.payload))
+            .collect();
+        assert_eq!(
+            all,
+            [(0, 10), (1, 10), (2, 10), (0, 540), (1, 540), (2, 540)]
+        );
+    }
+
+    #[test]
     fn swapped_addresses_are_exchanged_and_nothing_else() {
-        let before = build_header(64, &ADDRESSES);
+        let before = build_header(64, &ADDRESSES, DISCARD_PORT);
         let mut after = before;
         assert!(swap_macs(&mut after));
         assert_eq!((&after[..6], &after[6..12]), (&before[6..12], &before[..6]));

@@ -24,61 +24,104 @@ pub(super) struct PortDescription {
     pub(super) mtu: u16,
     pub(super) in_process: bool,
     pub(super) takes_references: bool,
+    /// Speed of the link in Mb/s; `None` for rings, and if the port does not know it.
+    pub(super) link_mbps: Option<u32>,
 }
 
 /// Source MAC address of a port's frames, and the addresses that it replies for.
+#[derive(Debug, Clone)]
 pub(super) struct PortIdentity {
     pub(super) mac: [u8; 6],
     /// The device's IPv4 addresses.
     pub(super) addresses: Vec<Ipv4Addr>,
 }
 
-/// A port with its two queues.
+/// A port, without its queues.
 pub(super) struct RawPort {
     pub(super) description: PortDescription,
+    identity: PortIdentity,
+    pub(super) port: Port,
+}
+
+/// One pair of queues of a port.
+pub(super) struct LanePort {
     pub(super) identity: PortIdentity,
     pub(super) rx: RxQueue,
     pub(super) tx: TxQueue,
-    pub(super) port: Port,
+}
+
+/// What one thread works on: a pair of queues of each port, in the order of the ports.
+pub(super) struct Lane {
+    /// The core of the thread.
+    pub(super) core: usize,
+    pub(super) list: Vec<LanePort>,
+    pub(super) cache: MbufCache,
 }
 
 /// All ports and the objects that they need while open; dropped in this order.
 pub(super) struct RawPorts {
+    /// Until they are taken.
+    lanes: Vec<Lane>,
     pub(super) list: Vec<RawPort>,
-    pub(super) cache: MbufCache,
     _registered: RegisteredThread,
     space: IovaSpace,
-    dpdk: StartedDpdk,
+    pub(super) dpdk: StartedDpdk,
     _claims: ClaimedHost,
 }
 
 impl RawPorts {
-    /// Starts DPDK on the calling thread, and opens the ports with one queue in each direction.
-    pub(super) fn open(config: Config) -> anyhow::Result<RawPorts> {
+    /// Starts DPDK on the calling thread, and opens the ports with one queue in each direction for each
+    /// of the first `threads` cores of the configuration.
+    pub(super) fn open(config: Config, threads: usize) -> anyhow::Result<RawPorts> {
         let prepared = Prepared::new(config);
         prepared.check_host().into_result()?;
-        let claims = prepared.claim_host(1)?;
+        let claims = prepared.claim_host(threads)?;
         let dpdk = prepared.start_dpdk("siw-perf-raw", POOL_CACHE)?;
-        let core = prepared.cores.first().copied().unwrap_or(0);
-        dpdk::pin_current_thread(core)?;
+        let cores: Vec<usize> = (0..threads)
+            .map(|lane| prepared.cores.get(lane).copied().unwrap_or(0))
+            .collect();
+        dpdk::pin_current_thread(cores[0])?;
         let registered = dpdk.eal.register_thread()?;
-        let devices = open_devices(&dpdk, &prepared.devices, 1).map_err(anyhow::Error::msg)?;
+        let mut devices =
+            open_devices(&dpdk, &prepared.devices, threads).map_err(anyhow::Error::msg)?;
         let widths = prepared
             .pci_devices()
             .filter_map(|device| device.iommu_width);
         let space = IovaSpace::new(widths.min().unwrap_or(u8::MAX));
-        let list = devices
-            .into_iter()
-            .map(RawPort::new)
-            .collect::<Result<Vec<_>, _>>()?;
+        let lanes = cores.iter().enumerate().map(|(index, core)| {
+            let list = devices
+                .iter_mut()
+                .map(|device| LanePort::new(device, index));
+            anyhow::Ok(Lane {
+                core: *core,
+                list: list.collect::<anyhow::Result<_>>()?,
+                cache: MbufCache::new(&dpdk.pool),
+            })
+        });
+        let lanes = lanes.collect::<anyhow::Result<_>>()?;
         Ok(RawPorts {
-            list,
-            cache: MbufCache::new(&dpdk.pool),
+            lanes,
+            list: devices.into_iter().map(RawPort::new).collect(),
             _registered: registered,
             space,
             dpdk,
             _claims: claims,
         })
+    }
+
+    /// The queues, once.
+    pub(super) fn take_lanes(&mut self) -> Vec<Lane> {
+        std::mem::take(&mut self.lanes)
+    }
+
+    /// Reads the speeds of the links, which ports know once their links are up.
+    pub(super) fn read_link_speeds(&mut self) {
+        for port in &mut self.list {
+            let status = port.port.link_status().ok();
+            let mbps = status.filter(|status| status.up).map(|status| status.mbps);
+            port.description.link_mbps =
+                mbps.filter(|mbps| !port.description.in_process && !matches!(*mbps, 0 | u32::MAX));
+        }
     }
 
     /// Descriptions of all ports.
@@ -122,39 +165,61 @@ impl RawPorts {
     }
 }
 
+/// Addresses of a device's frames.
+fn identity_of(device: &OpenDevice) -> PortIdentity {
+    let view = device.client_view();
+    let addresses = view.addresses.iter().filter_map(|cidr| match cidr.addr {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    });
+    PortIdentity {
+        mac: device.mac,
+        addresses: addresses.collect(),
+    }
+}
+
+impl LanePort {
+    /// Takes the queues of thread `index`.
+    fn new(device: &mut OpenDevice, index: usize) -> anyhow::Result<LanePort> {
+        let (rx, tx) = device.take_queues(index).ok_or_else(|| {
+            let name = device.client_view().name;
+            anyhow!("device {name} has {index} queues; --cores: name at most {index}")
+        })?;
+        Ok(LanePort {
+            identity: identity_of(device),
+            rx,
+            tx,
+        })
+    }
+}
+
 impl RawPort {
-    fn new(mut device: OpenDevice) -> anyhow::Result<RawPort> {
+    /// The port's Ethernet address.
+    pub(super) fn mac(&self) -> [u8; 6] {
+        self.identity.mac
+    }
+
+    fn new(device: OpenDevice) -> RawPort {
         let view = device.client_view();
-        let (rx, tx) = device
-            .take_queues(0)
-            .ok_or_else(|| anyhow!("device {} has no queue", view.name))?;
         let traits = device.port.driver_traits();
         if !traits.in_process {
             // Frames may be addressed to any host; ports that accept all frames anyway refuse the
             // call.
             let _ = device.port.set_promiscuous(true);
         }
-        let addresses = view.addresses.iter().filter_map(|cidr| match cidr.addr {
-            IpAddr::V4(address) => Some(address),
-            IpAddr::V6(_) => None,
-        });
-        Ok(RawPort {
+        RawPort {
             description: PortDescription {
                 mtu: *device.config.mtu.get_ref(),
                 in_process: traits.in_process,
                 takes_references: traits.external_buffers
                     && device.link.multi_segs
                     && device.link.max_segments > 1,
+                link_mbps: None,
                 name: view.name,
                 driver: view.driver,
             },
-            identity: PortIdentity {
-                mac: device.mac,
-                addresses: addresses.collect(),
-            },
-            rx,
-            tx,
+            identity: identity_of(&device),
             port: device.port,
-        })
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! Output of `siw-perf raw`: a line for each interval and port, and the result.
 
-use super::options::{PayloadWay, RawMode, RawRun};
+use super::options::{FrameSize, LAYER_1_BYTES, PayloadWay, RawMode, RawRun};
 use super::ports::RawPort;
+use super::search::RateTrial;
 use crate::machine::{Conditions, MachineRecord};
 use crate::measurement::Quantiles;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Counts of one direction of a port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,6 +58,9 @@ pub struct DirectionReport {
     pub mframes: f64,
     /// Gb/s of these bytes.
     pub gbps: f64,
+    /// Gb/s that the frames take on an Ethernet link, with preamble, FCS and gap.
+    #[serde(default)]
+    pub l1_gbps: f64,
 }
 
 impl DirectionReport {
@@ -69,6 +73,9 @@ impl DirectionReport {
             dropped: count.dropped,
             mframes: rounded(per_second(count.frames as f64 / 1e6)),
             gbps: rounded(per_second(count.bytes as f64 * 8.0 / 1e9)),
+            l1_gbps: rounded(per_second(
+                (count.bytes as f64 + count.frames as f64 * LAYER_1_BYTES) * 8.0 / 1e9,
+            )),
         }
     }
 }
@@ -84,6 +91,9 @@ pub struct RawPortReport {
     pub rx: DirectionReport,
     /// Sent frames.
     pub tx: DirectionReport,
+    /// Speed of the link in Mb/s; `None` for rings, and if the port does not know it.
+    #[serde(default)]
+    pub link_mbps: Option<u32>,
 }
 
 /// The result of one run.
@@ -91,8 +101,27 @@ pub struct RawPortReport {
 pub struct RawReport {
     /// The mode.
     pub raw: RawMode,
-    /// Size of generated frames in bytes.
+    /// Size of generated frames in bytes; of a mix the average.
     pub size: u32,
+    /// True if frames of several sizes were generated.
+    #[serde(default)]
+    pub imix: bool,
+    /// Flows of generated frames.
+    #[serde(default = "one_flow")]
+    pub flows: u16,
+    /// Cores of the threads, each with a queue of each port.
+    #[serde(default)]
+    pub cores: Vec<usize>,
+    /// VLAN of generated frames.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
+    /// Trials of the search for the highest rate without loss, whose last trial without loss this
+    /// report describes; empty without a search.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trials: Vec<RateTrial>,
+    /// Remarks for the reader.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// Maximum frames of a burst.
     pub burst: u32,
     /// Placement of payload in generated frames; `None` if none were generated.
@@ -124,6 +153,20 @@ pub(super) struct Interval {
 }
 
 impl Interval {
+    /// The interval from `start` to `now` in a run that began at `begin`.
+    pub(super) fn between(
+        (start, before): &(Instant, Vec<PortCount>),
+        (now, counts): (Instant, &[PortCount]),
+        begin: Instant,
+    ) -> Interval {
+        let pairs = counts.iter().zip(before);
+        Interval {
+            end: now - begin,
+            length: now - *start,
+            counts: pairs.map(|(count, before)| count.since(*before)).collect(),
+        }
+    }
+
     pub(super) fn directions(&self) -> Vec<(DirectionReport, DirectionReport)> {
         self.counts
             .iter()
@@ -144,10 +187,17 @@ impl RawReport {
             driver: port.description.driver.clone(),
             rx,
             tx,
+            link_mbps: port.description.link_mbps,
         };
         RawReport {
             raw: run.mode,
-            size: run.size as u32,
+            size: run.size.average().round() as u32,
+            imix: run.size == FrameSize::Imix,
+            flows: run.flows,
+            vlan: run.vlan,
+            cores: Vec::new(),
+            trials: Vec::new(),
+            notes: Vec::new(),
             burst: run.burst as u32,
             payload: run.payload,
             secs: (whole.length.as_secs_f64() * 1e6).round() / 1e6,
@@ -160,6 +210,20 @@ impl RawReport {
         }
     }
 
+    /// Frames that were offered, and those of them that did not arrive at the other port, or back at
+    /// the only one.
+    pub(super) fn offered_and_lost(&self) -> (u64, u64) {
+        let offered = self
+            .ports
+            .first()
+            .map_or(0, |port| port.tx.frames + port.tx.dropped);
+        let arrived: u64 = match &self.ports[..] {
+            [only] => only.rx.frames,
+            ports => ports.iter().skip(1).map(|port| port.rx.frames).sum(),
+        };
+        (offered, offered.saturating_sub(arrived))
+    }
+
     /// The report as one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
@@ -168,7 +232,27 @@ impl RawReport {
     /// Short description of the run.
     pub fn title(&self) -> String {
         let frames = match self.payload {
-            Some(way) => format!(" {} B by {}", self.size, way.name()),
+            Some(way) => {
+                let size = match self.imix {
+                    true => FrameSize::Imix,
+                    false => FrameSize::Fixed(self.size),
+                };
+                let mut text = format!(" {} by {}", size.describe(), way.name());
+                // Writing into a string never fails.
+                if self.flows > 1 {
+                    let _ = write!(text, ", {} flows", self.flows);
+                }
+                if self.cores.len() > 1 {
+                    let _ = write!(text, ", {} cores", self.cores.len());
+                }
+                if let Some(id) = self.vlan {
+                    let _ = write!(text, ", VLAN {id}");
+                }
+                if !self.trials.is_empty() {
+                    text += ", highest rate without loss";
+                }
+                text
+            }
             None => String::new(),
         };
         let ports: Vec<String> = self
@@ -190,15 +274,14 @@ pub(super) fn format_header(run: &RawRun, ports: &[RawPort]) -> String {
         // Writing into a string never fails.
         let _ = write!(
             text,
-            ", frames of {} B, payload by {}",
-            run.size,
+            ", frames of {}, payload by {}",
+            run.size.describe(),
             way.name()
         );
     }
     for port in ports {
         let mac: Vec<String> = port
-            .identity
-            .mac
+            .mac()
             .iter()
             .map(|octet| format!("{octet:02x}"))
             .collect();
@@ -233,6 +316,25 @@ fn format_line(second: &str, name: &str, rx: &DirectionReport, tx: &DirectionRep
     )
 }
 
+/// Formats the rate at layer 1, with its share of the link if the speed is known.
+fn format_layer_1(direction: &DirectionReport, link_mbps: Option<u32>) -> String {
+    let gbps = direction.l1_gbps;
+    match link_mbps {
+        Some(mbps) => {
+            let link = f64::from(mbps) / 1e3;
+            format!(
+                "{gbps:.3} Gb/s, {:.1} % of {link} Gb/s",
+                100.0 * gbps / link
+            )
+        }
+        None => format!("{gbps:.3} Gb/s"),
+    }
+}
+
+fn one_flow() -> u16 {
+    1
+}
+
 impl fmt::Display for RawReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for port in &self.ports {
@@ -242,6 +344,24 @@ impl fmt::Display for RawReport {
                 "          {}: {} frames received, {} sent in {:.2} s",
                 port.name, port.rx.frames, port.tx.frames, self.secs
             )?;
+            writeln!(
+                f,
+                "          {}: layer 1 rx {}, tx {}",
+                port.name,
+                format_layer_1(&port.rx, port.link_mbps),
+                format_layer_1(&port.tx, port.link_mbps)
+            )?;
+        }
+        if !self.trials.is_empty() {
+            let sent = self.ports.first().map_or(0.0, |port| port.tx.mframes);
+            writeln!(
+                f,
+                "          highest rate without loss (RFC 2544): {sent:.4} M frames/s, {} trials",
+                self.trials.len()
+            )?;
+        }
+        for note in &self.notes {
+            writeln!(f, "          note: {note}")?;
         }
         if let Some(times) = &self.round_trip_us {
             writeln!(
@@ -280,6 +400,12 @@ mod tests {
         assert_eq!((rx.frames, rx.dropped), (2_000_000, 0));
         assert!((rx.mframes - 4.0).abs() < 1e-6, "{rx:?}");
         assert!((rx.gbps - 32.0).abs() < 1e-6, "{rx:?}");
+        // 24 bytes more for each frame.
+        assert!((rx.l1_gbps - 32.768).abs() < 1e-6, "{rx:?}");
+        assert_eq!(
+            format_layer_1(&rx, Some(40_000)),
+            "32.768 Gb/s, 81.9 % of 40 Gb/s"
+        );
         assert_eq!(tx, DirectionReport::default());
     }
 

@@ -85,7 +85,8 @@ fn kernel_frames(ns: &Netns, interface: &str) -> u64 {
 
 #[test]
 fn on_a_pair_of_rings_all_that_is_sent_is_received() {
-    let arguments = "--mode txonly --size 64,1514 --secs 0.2 --interval 0.02 --json";
+    let arguments = "--mode txonly --size 64,1514 --payload copy,reference --secs 0.2 \
+                     --interval 0.02 --json";
     let results = run_raw(&mut raw(arguments));
     let ways: Vec<&str> = results
         .iter()
