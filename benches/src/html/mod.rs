@@ -8,11 +8,11 @@ use crate::machine::MachineRecord;
 use crate::measurement::format_bytes;
 use crate::peers::{PeerResult, PeersReport, format_value};
 use crate::plan::Mode;
-use crate::raw::{DirectionReport, RawPortReport, RawReport};
+use crate::raw::{DirectionReport, RawMode, RawPortReport, RawReport};
 use crate::report::PerfReport;
 use crate::results::Results;
 use crate::summary::{Spread, TransferRounds, all_settings, group_by_transfer};
-use plot::{LinePlot, LineSeries, XUnit};
+use plot::{LineKind, LinePlot, LineSeries, SIWD, XUnit};
 use serde_json::Value;
 use std::fmt::Write;
 use transfer_table::{TRANSFER_HEADS, add_transfer_table, transfer_cells};
@@ -21,8 +21,11 @@ const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:1000px;m
 padding:0 1em;color:#1d2330}h1{font-size:1.6em}h2{margin-top:1.8em;font-size:1.2em}\
 table{border-collapse:collapse;margin:.6em 0}td,th{padding:.2em .8em;text-align:right;\
 border-bottom:1px solid #dde1ea}td:first-child,th:first-child{text-align:left}td:not(:first-child){white-space:nowrap}\
-.bar{background:#5b7fd4;height:1em;min-width:2px}.bar.own{background:#d46a3c}\
-.bars td{border:0;white-space:nowrap}.note{color:#667}svg{max-width:100%;height:auto}";
+.bar{background:#5b7fd4;height:1em;min-width:2px}\
+.bars td{border:0;white-space:nowrap}.bars div.note{font-size:.8em;white-space:normal}\
+.note{color:#667}svg{max-width:100%;height:auto}summary{cursor:pointer}\
+.legend{font-size:.87em;margin:0 0 1em 4em}.legend span{margin-right:1.6em;display:inline-block}\
+.legend i{display:inline-block;width:24px;margin-right:.5em;vertical-align:middle}";
 
 /// Formats the HTML page.
 pub fn format_page(results: &Results) -> String {
@@ -33,15 +36,14 @@ pub fn format_page(results: &Results) -> String {
     for machine in machines(results) {
         let _ = writeln!(page, "<p>{}</p>", escape(&describe_machine(machine)));
     }
-    for line in settings_lines(results) {
-        let _ = writeln!(page, "<p class=\"note\">{}</p>", escape(&line));
-    }
+    add_settings_table(&mut page, results);
     let groups = group_by_transfer(&results.transfers);
     add_plots(&mut page, &groups);
     for peers in &results.peers {
         add_peers(&mut page, peers);
     }
     if !results.raw.is_empty() {
+        add_raw_plot(&mut page, &results.raw);
         page.push_str("<h2>Raw frames</h2>\n");
         add_raw_table(&mut page, &results.raw);
     }
@@ -177,6 +179,68 @@ fn describe_settings(settings: &Value) -> String {
     text
 }
 
+/// Adds the daemons' settings as a table that is folded at first: a row for each setting, a column
+/// for each daemon.
+fn add_settings_table(page: &mut String, results: &Results) {
+    let all = all_settings(&results.transfers);
+    if all.is_empty() {
+        return;
+    }
+    let columns: Vec<Vec<(String, String)>> = all.iter().map(|one| list_settings(one)).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in columns.iter().flatten() {
+        if !names.contains(&&name[..]) {
+            names.push(name);
+        }
+    }
+    page.push_str("<details><summary>Settings of siwd</summary>\n<table><tr><th>setting</th>");
+    for number in 1..=columns.len() {
+        let head = match columns.len() {
+            1 => "value".into(),
+            _ => format!("settings {number}"),
+        };
+        let _ = write!(page, "<th>{head}</th>");
+    }
+    page.push_str("</tr>\n");
+    for name in names {
+        let values: Vec<&str> = columns
+            .iter()
+            .map(|column| {
+                let found = column.iter().find(|(other, _)| other == name);
+                found.map_or("-", |(_, value)| &value[..])
+            })
+            .collect();
+        let differs = values.iter().any(|value| *value != values[0]);
+        let cell = if differs { "th" } else { "td" };
+        let _ = write!(page, "<tr><td>{}</td>", escape(name));
+        for value in values {
+            let _ = write!(page, "<{cell}>{}</{cell}>", escape(value));
+        }
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</table></details>\n");
+}
+
+/// Names and values of settings: those of workers, then those of each device.
+fn list_settings(settings: &Value) -> Vec<(String, String)> {
+    let list = |prefix: &str, value: &Value| {
+        let fields = value.as_object().into_iter().flatten();
+        let fields = fields.filter(|(name, _)| *name != "devices" && *name != "device");
+        fields
+            .map(|(name, value)| {
+                let text = value.as_str().map_or(value.to_string(), str::to_owned);
+                (format!("{prefix}{name}"), text)
+            })
+            .collect::<Vec<_>>()
+    };
+    let mut all = list("", settings);
+    for device in settings["devices"].as_array().into_iter().flatten() {
+        let name = device["device"].as_str().unwrap_or_default();
+        all.extend(list(&format!("{name}: "), device));
+    }
+    all
+}
+
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -256,33 +320,31 @@ fn add_plots(page: &mut String, groups: &[TransferRounds<'_>]) {
             // One line is enough: the bound depends mainly on the size.
             let bounds = series_over(of_mode(Mode::Bw), axis, bound);
             let name = "bound of the machine";
-            series.extend(
-                bounds
-                    .into_iter()
-                    .take(1)
-                    .map(|line| line.renamed(name.into())),
-            );
+            let first = bounds.into_iter().take(1);
+            series.extend(first.map(|line| line.renamed(name.into(), LineKind::Bound)));
         }
         let title = format!("Bandwidth by {}", axis.title());
-        add_plot(page, &title, axis, "Gb/s", series);
+        add_plot(page, &title, (axis.title(), axis.unit()), "Gb/s", series);
     }
     let median = |rounds: &TransferRounds<'_>| rounds.spread(|report| Some(report.lat_us.p50));
     let high = |rounds: &TransferRounds<'_>| rounds.spread(|report| Some(report.lat_us.p99));
     let mut series = series_over(of_mode(Mode::Lat), Axis::Size, median);
     for line in series_over(of_mode(Mode::Lat), Axis::Size, high) {
         let name = format!("{}: 99 of 100", line.name);
-        series.push(line.renamed(name));
+        series.push(line.renamed(name, LineKind::SiwdHigh));
     }
-    add_plot(
-        page,
-        "Round trips by size of a message",
-        Axis::Size,
-        "us",
-        series,
-    );
+    let axis = (Axis::Size.title(), Axis::Size.unit());
+    add_plot(page, "Round trips by size of a message", axis, "us", series);
 }
 
-fn add_plot(page: &mut String, title: &str, axis: Axis, unit: &str, series: Vec<LineSeries>) {
+/// Adds the lines that have several points; `x`: title and unit of the x axis.
+fn add_plot(
+    page: &mut String,
+    title: &str,
+    (x_title, x_unit): (&str, XUnit),
+    unit: &str,
+    series: Vec<LineSeries>,
+) {
     let series: Vec<LineSeries> = series
         .into_iter()
         .filter(|line| line.points.len() > 1)
@@ -291,15 +353,17 @@ fn add_plot(page: &mut String, title: &str, axis: Axis, unit: &str, series: Vec<
         return;
     }
     let plot = LinePlot {
-        x_title: axis.title(),
-        x_unit: axis.unit(),
+        x_title,
+        x_unit,
         y_title: unit,
-        y_is_log: unit == "us",
         series: &series,
     };
     let _ = writeln!(page, "<h2>{}</h2>", escape(title));
     match plot.to_svg() {
-        Ok(svg) => page.push_str(&svg),
+        Ok(svg) => {
+            page.push_str(&svg);
+            page.push_str(&plot.to_legend(escape));
+        }
         Err(error) => {
             let _ = writeln!(
                 page,
@@ -327,6 +391,7 @@ fn series_over<'a, 'r: 'a>(
             Some(line) => line.points.push(point),
             None => lines.push(LineSeries {
                 name,
+                kind: LineKind::Siwd,
                 points: vec![point],
             }),
         }
@@ -361,14 +426,13 @@ fn add_peers(page: &mut String, peers: &PeersReport) {
 }
 
 fn bar(result: &PeerResult, longest: f64) -> String {
-    let own = if result.name.starts_with("siw") {
-        " own"
-    } else {
-        ""
+    let color = match result.name.starts_with("siw") {
+        true => format!(";background:rgb({},{},{})", SIWD.0, SIWD.1, SIWD.2),
+        false => String::new(),
     };
     format!(
         "<tr><td>{}<div class=\"note\">{}</div></td>\
-         <td style=\"width:40%\"><div class=\"bar{own}\" style=\"width:{:.1}%\"></div></td>\
+         <td style=\"width:40%\"><div class=\"bar\" style=\"width:{:.1}%{color}\"></div></td>\
          <td>{}</td><td class=\"note\">{} to {}</td></tr>\n",
         escape(&result.name),
         escape(&result.differs),
@@ -377,6 +441,36 @@ fn bar(result: &PeerResult, longest: f64) -> String {
         format_value(result.min),
         format_value(result.max)
     )
+}
+
+/// Adds the frame rates over the frame size, with a line for each mode and placement of payload.
+fn add_raw_plot(page: &mut String, reports: &[RawReport]) {
+    let mut lines: Vec<LineSeries> = Vec::new();
+    for report in reports {
+        let is_sized = report.payload.is_some() && !report.imix && report.raw != RawMode::PingPong;
+        let rates = report.ports.iter().map(|port| match report.raw {
+            RawMode::TxOnly => port.tx.mframes,
+            _ => port.rx.mframes,
+        });
+        let Some(spread) = Spread::of([rates.sum()]).filter(|_| is_sized) else {
+            continue;
+        };
+        let size = format!(" {} B", report.size);
+        let name = report.title().replacen(&size, "", 1);
+        match lines.iter_mut().find(|line| line.name == name) {
+            Some(line) => line.points.push((report.size, spread)),
+            None => lines.push(LineSeries {
+                name,
+                kind: LineKind::Machine,
+                points: vec![(report.size, spread)],
+            }),
+        }
+    }
+    for line in &mut lines {
+        line.points.sort_by_key(|point| point.0);
+    }
+    let axis = ("size of a frame", XUnit::Bytes);
+    add_plot(page, "Raw frames by size", axis, "million frames/s", lines);
 }
 
 fn add_raw_table(page: &mut String, reports: &[RawReport]) {
@@ -422,10 +516,27 @@ fn raw_cells(report: &RawReport) -> [String; 5] {
 }
 
 fn add_limits(page: &mut String, limits: &MachineLimits) {
-    let _ = writeln!(
-        page,
-        "<h2>Limits of the machine: pieces of {} bytes, Gb/s</h2>\n<table><tr><th>working set</th>",
+    let lines = limits.memory.iter().map(|work| {
+        let spreads = work.gbps.iter().zip(&work.worst_gbps);
+        let spreads = spreads.map(|(best, worst)| Spread {
+            median: *best,
+            min: *worst,
+            max: *best,
+        });
+        LineSeries {
+            name: work.work.clone(),
+            kind: LineKind::Machine,
+            points: limits.working_sets.iter().copied().zip(spreads).collect(),
+        }
+    });
+    let title = format!(
+        "Limits of the machine: pieces of {} bytes, best of the rounds down to the worst",
         limits.piece
+    );
+    let axis = ("working set", XUnit::Bytes);
+    add_plot(page, &title, axis, "Gb/s", lines.collect());
+    page.push_str(
+        "<details><summary>The same as a table, Gb/s</summary>\n<table><tr><th>working set</th>",
     );
     for &set in &limits.working_sets {
         let _ = write!(page, "<th>{}</th>", format_bytes(set));
@@ -438,7 +549,7 @@ fn add_limits(page: &mut String, limits: &MachineLimits) {
         }
         page.push_str("</tr>\n");
     }
-    page.push_str("</table>\n");
+    page.push_str("</table></details>\n");
     if let (Some([first, second]), Some(ns)) = (limits.cores, limits.cache_line_ns) {
         let _ = writeln!(
             page,
@@ -457,6 +568,8 @@ fn add_limits(page: &mut String, limits: &MachineLimits) {
 mod tests {
     use super::*;
     use crate::daemon::{LinesPerMessage, WorkerUse};
+    use crate::limits::MemoryLimit;
+    use crate::machine::Conditions;
     use crate::report::example_report;
 
     fn results() -> Results {
@@ -517,10 +630,80 @@ mod tests {
             }));
         }
         let page = format_page(&results);
+        assert_eq!(
+            page.matches("<details><summary>Settings of siwd").count(),
+            1
+        );
+        for row in [
+            "<tr><td>idle</td><td>poll</td><td>poll</td></tr>",
+            "<tr><td>siw0: mtu</td><td>1500</td><td>1500</td></tr>",
+            // Settings that differ stand out.
+            "<tr><td>siw0: tso</td><th>true</th><th>false</th></tr>",
+        ] {
+            assert_eq!(page.matches(row).count(), 1, "{row} in {page}");
+        }
+        let text = format_markdown(&results);
         for (number, tso) in [(1, true), (2, false)] {
             let line = format!("Settings {number}, siwd: idle poll; siw0: mtu 1500, tso {tso}");
-            assert_eq!(page.matches(&line).count(), 1, "{page}");
+            assert_eq!(text.matches(&line).count(), 1, "{text}");
             assert!(page.contains(&format!(", settings {number}<")), "{page}");
+        }
+    }
+
+    #[test]
+    fn the_limits_of_the_machine_are_a_plot() {
+        let limits = MachineLimits {
+            machine: MachineRecord::default(),
+            conditions: Conditions::default(),
+            piece: 1428,
+            working_sets: vec![16 << 10, 128 << 20],
+            memory: vec![MemoryLimit {
+                work: "copy".into(),
+                gbps: vec![200.0, 16.0],
+                worst_gbps: vec![190.0, 5.0],
+            }],
+            cores: None,
+            cache_line_ns: None,
+            wake_up_us: None,
+            slowest_copy_by_fastest: None,
+        };
+        let page = format_page(&Results {
+            limits: vec![limits],
+            ..Results::default()
+        });
+        assert_eq!(page.matches("<svg").count(), 1, "{page}");
+        assert!(page.contains("</i>copy</span>"), "{page}");
+        assert!(page.contains("<td>200.0</td>"), "{page}");
+    }
+
+    #[test]
+    fn raw_frames_have_a_line_for_each_mode() {
+        let report = |mode: &str, size: u32| -> RawReport {
+            let line = format!(
+                r#"{{"raw":"{mode}","size":{size},"burst":32,"payload":"copy","secs":1.0,
+                "ports":[{{"name":"raw0","driver":"net_ring",
+                "rx":{{"frames":1,"bytes":1,"dropped":0,"mframes":2.0,"gbps":1.0}},
+                "tx":{{"frames":1,"bytes":1,"dropped":0,"mframes":3.0,"gbps":1.0}}}}],"series":[],
+                "conditions":{{"steal_percent":0,"interrupts":0,"cache_line_ns_before":null,
+                "cache_line_ns_after":null,"disturbed":null}},"machine":{{"cpu":"","processors":1,
+                "virtual_machine":true,"kernel":"","dpdk":"","commit":""}}}}"#
+            );
+            serde_json::from_str(&line).unwrap()
+        };
+        let raw = vec![
+            report("txonly", 64),
+            report("txonly", 1514),
+            report("macswap", 64),
+            report("macswap", 1514),
+        ];
+        let page = format_page(&Results {
+            raw,
+            ..Results::default()
+        });
+        assert!(page.contains("Raw frames by size"), "{page}");
+        for mode in ["txonly", "macswap"] {
+            let entry = format!("</i>{mode} by copy, raw0 (net_ring)</span>");
+            assert_eq!(page.matches(&entry).count(), 1, "{page}");
         }
     }
 
