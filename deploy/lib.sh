@@ -50,6 +50,10 @@ TEST_PROGRAMS=("qemu-system-x86 qemu-utils qemu-block-extra" "perftest" "qperf" 
     "rdmacm-utils ibverbs-utils" "python3-pyverbs" "libfabric-bin" "tgt" "libiscsi-bin" "dapl2-utils" "dpdk-dev"
     "libjemalloc2" "libmimalloc2.0" "libtcmalloc-minimal4")
 
+# Those that only deploy/programs runs, because of their size. They would leave users and services,
+# and are unpacked.
+LARGE_PROGRAMS=("ceph-mon ceph-osd ceph-common")
+
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 # apt-get as every script calls it: it may add packages, and remove or downgrade none. An
@@ -170,7 +174,7 @@ unpack_programs() {
     apt_get -o Dir::State::status="$tree/status" -o Dir::Cache::archives="$tree/debs" \
         -o Debug::NoLocking=1 -o APT::Sandbox::User=root --download-only install "$@" >"$tree/log" 2>&1 ||
         { tail -n 15 "$tree/log" >&2; rm -rf "$tree"; die "could not download $*; check the network and free disk space"; }
-    local deb package version file program
+    local deb package version file program python=
     for deb in "$tree"/debs/*.deb; do
         package=$(dpkg-deb -f "$deb" Package)
         version=$(dpkg-deb -f "$deb" Version)
@@ -179,6 +183,7 @@ unpack_programs() {
         [ "$(dpkg-query -W -f '${db:Status-Status} ${Version}' "$package" 2>/dev/null)" != "installed $version" ] || continue
         dpkg-deb -x "$deb" "$tree" || { rm -rf "$tree"; die "could not unpack $package; check free disk space on $PROGRAMS"; }
     done
+    [ ! -d "$tree/usr/lib/python3/dist-packages" ] || python="PYTHONPATH=$tree/usr/lib/python3/dist-packages "
     for package in "$@"; do
         for deb in "$tree/debs/${package}"_*.deb; do
             dpkg-deb --fsys-tarfile "$deb" | tar -t | sed -n 's|^\./\(usr/s\?bin/[^/]\+\)$|\1|p'
@@ -188,7 +193,7 @@ unpack_programs() {
         # The libraries of this machine's own programs stay first: siwrun puts its own there.
         cat >"$program" <<WRAPPER
 #!/bin/sh
-LD_LIBRARY_PATH=\${LD_LIBRARY_PATH:+\$LD_LIBRARY_PATH:}$tree/usr/lib/x86_64-linux-gnu:$tree/lib/x86_64-linux-gnu exec $tree/$file "\$@"
+${python}LD_LIBRARY_PATH=\${LD_LIBRARY_PATH:+\$LD_LIBRARY_PATH:}$tree/usr/lib/x86_64-linux-gnu:$tree/lib/x86_64-linux-gnu exec $tree/$file "\$@"
 WRAPPER
         chmod +x "$program"
     done

@@ -110,6 +110,17 @@ fn mpi_processes_exchange_and_reduce() {
 }
 
 #[test]
+#[ignore = "a download of 100 MB: deploy/programs runs it"]
+fn intel_mpi_processes_exchange_and_reduce() {
+    // No shared memory between the processes. The wheel has its own libfabric and providers.
+    run_mpi(
+        &["impi-rt==2021.17.2", "mpi4py==4.1.2"],
+        "I_MPI_FABRICS=ofi I_MPI_OFI_PROVIDER=verbs I_MPI_HYDRA_IFACE=lo",
+        &[2, 3],
+    );
+}
+
+#[test]
 fn open_mpi_processes_exchange_and_reduce() {
     // The last three are for root, and for machines with one processor.
     run_mpi(

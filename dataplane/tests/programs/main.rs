@@ -5,6 +5,7 @@
 mod common;
 
 mod benchmark_programs;
+mod ceph_cluster;
 mod dapl_programs;
 mod doctor;
 mod ending_programs;

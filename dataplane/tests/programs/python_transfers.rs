@@ -2,11 +2,12 @@
 
 use crate::common::Daemon;
 use crate::common::programs::{Program, received_bytes};
-use crate::common::python::python_programs;
+use crate::common::python::{python_programs, python_programs_with};
+use std::path::PathBuf;
 
-/// Runs a script with a package installed, on the embedded loopback.
-fn run_script(package: &str, variables: &str, text: &str) {
-    let Some(programs) = python_programs(&[package]) else {
+/// Runs a script with the Python of these programs, on the embedded loopback.
+fn run_script(programs: Option<PathBuf>, variables: &str, text: &str) {
+    let Some(programs) = programs else {
         return;
     };
     let daemon = Daemon::loopback();
@@ -71,7 +72,7 @@ print("all transfers are right")
 
 #[test]
 fn peercache_reads_and_writes() {
-    run_script("peercache==0.8.4", "TZ=UTC", PEERCACHE);
+    run_script(python_programs(&["peercache==0.8.4"]), "TZ=UTC", PEERCACHE);
 }
 
 /// Endpoints of two devices: one-sided transfers, WRITE with immediate data, SEND.
@@ -123,5 +124,97 @@ second.shutdown()
 
 #[test]
 fn dlslime_reads_writes_and_sends() {
-    run_script("dlslime==0.1.23", "SLIME_GID_INDEX=0", DLSLIME);
+    run_script(
+        python_programs(&["dlslime==0.1.23"]),
+        "SLIME_GID_INDEX=0",
+        DLSLIME,
+    );
+}
+
+/// A server, which is a child of the script, and clients on the other device. Each value is written
+/// by one client and read by another.
+const INFINISTORE: &str = r#"
+import asyncio, ctypes, json, socket, subprocess, sys, time, urllib.request
+
+if len(sys.argv) > 1:
+    import infinistore.server as server
+    # Needs CAP_SYS_RESOURCE, which containers lack.
+    server.prevent_oom = lambda: None
+    server.main()
+    sys.exit()
+
+import infinistore
+
+SIZES = (4096, 65536, 1 << 20)
+COUNT = 8
+ROOM = COUNT * max(SIZES)
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+service, manage = free_port(), free_port()
+server = subprocess.Popen([
+    sys.executable, __file__, "--host", "127.0.0.1", "--service-port", str(service),
+    "--manage-port", str(manage), "--prealloc-size", "1", "--dev-name", "siw1",
+    "--link-type", "Ethernet"])
+
+def stored():
+    with urllib.request.urlopen(f"http://127.0.0.1:{manage}/kvmap_len") as answer:
+        return json.load(answer)["len"]
+
+def await_server():
+    while True:
+        assert server.poll() is None, "the server ended"
+        try:
+            return stored()
+        except OSError:
+            time.sleep(0.02)
+
+def connect():
+    connection = infinistore.InfinityConnection(infinistore.ClientConfig(
+        host_addr="127.0.0.1", service_port=service, dev_name="siw0",
+        link_type=infinistore.LINK_ETHERNET, connection_type=infinistore.TYPE_RDMA))
+    connection.connect()
+    memory = ctypes.create_string_buffer(ROOM)
+    address = ctypes.addressof(memory)
+    connection.register_mr(address, ROOM)
+    return connection, memory, address
+
+try:
+    assert await_server() == 0
+    writer, sent, source = connect()
+    reader, received, target = connect()
+    for size in SIZES:
+        data = bytes((n * 13 + size) % 253 for n in range(COUNT * size))
+        blocks = [(f"{size}-{n}", n * size) for n in range(COUNT)]
+        ctypes.memmove(source, data, len(data))
+        asyncio.run(writer.rdma_write_cache_async(blocks, size, source))
+        assert stored() == COUNT and reader.check_exist(blocks[0][0])
+        asyncio.run(reader.rdma_read_cache_async(blocks, size, target))
+        assert received.raw[:len(data)] == data, size
+        try:
+            asyncio.run(reader.rdma_read_cache_async([("none", 0)], size, target))
+            raise AssertionError("a value that nobody wrote")
+        except infinistore.InfiniStoreKeyNotFound:
+            pass
+        assert reader.delete_keys([key for key, _ in blocks]) == COUNT and stored() == 0
+    print("all transfers are right", flush=True)
+finally:
+    server.kill()
+    server.wait()
+"#;
+
+#[test]
+fn infinistore_keeps_values() {
+    // Without PyTorch, of which its server and its client use nothing.
+    let dependencies = [
+        "fastapi==0.115.12",
+        "uvicorn==0.34.0",
+        "uvloop==0.21.0",
+        "numpy==2.2.4",
+    ];
+    let programs = python_programs_with(&dependencies, "infinistore==0.2.35");
+    run_script(programs, "TZ=UTC", INFINISTORE);
 }
