@@ -317,11 +317,16 @@ fn add_plots(page: &mut String, groups: &[TransferRounds<'_>]) {
         if axis == Axis::Size {
             let bound =
                 |rounds: &TransferRounds<'_>| rounds.spread(|report| report.bound.path_gbps);
-            // One line is enough: the bound depends mainly on the size.
-            let bounds = series_over(of_mode(Mode::Bw), axis, bound);
-            let name = "bound of the machine";
-            let first = bounds.into_iter().take(1);
-            series.extend(first.map(|line| line.renamed(name.into(), LineKind::Bound)));
+            // One line for each is enough: the bound depends mainly on the size and on the CRC.
+            for (crc, name) in [
+                (true, "bound of the machine with CRC"),
+                (false, "bound of the machine without CRC"),
+            ] {
+                let groups = of_mode(Mode::Bw).filter(|rounds| rounds.counted[0].crc == crc);
+                let bounds = series_over(groups, axis, bound).into_iter();
+                let longest = bounds.max_by_key(|line| line.points.len());
+                series.extend(longest.map(|line| line.renamed(name.into(), LineKind::Bound)));
+            }
         }
         let title = format!("Bandwidth by {}", axis.title());
         add_plot(page, &title, (axis.title(), axis.unit()), "Gb/s", series);
@@ -593,6 +598,8 @@ mod tests {
         let page = format_page(&results());
         assert_eq!(page.matches("<svg").count(), 2, "{page}");
         assert!(page.contains("Bandwidth by size") && page.contains("Round trips by size"));
+        assert!(page.contains("bound of the machine with CRC"), "{page}");
+        assert!(!page.contains("bound of the machine without CRC"), "{page}");
         for reference in ["href", "src=", "url(", "@import"] {
             assert!(!page.contains(reference), "{reference}");
         }

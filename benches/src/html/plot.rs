@@ -14,8 +14,8 @@ use std::fmt::Write;
 pub(super) const SIWD: RGBColor = RGBColor(212, 106, 60);
 /// The darkest and the lightest shade of siwd's colour, for several lines of siwd.
 const SIWD_SHADES: [RGBColor; 2] = [RGBColor(110, 44, 14), RGBColor(246, 178, 142)];
-/// Colour of bounds.
-const BOUND: RGBColor = RGBColor(90, 98, 115);
+/// Colours of bounds.
+const BOUNDS: [RGBColor; 2] = [RGBColor(90, 98, 115), RGBColor(164, 172, 186)];
 /// Ratio of the highest to the lowest value from which on an axis is logarithmic.
 const LOG_SPAN: f64 = 20.0;
 
@@ -118,7 +118,7 @@ impl LinePlot<'_> {
         };
         let color = |at: usize| match self.series[at].kind {
             LineKind::Siwd | LineKind::SiwdHigh => shade(place(at), shades),
-            LineKind::Bound => BOUND,
+            LineKind::Bound => BOUNDS[place(at) % BOUNDS.len()],
             LineKind::Machine => {
                 let (red, green, blue) = Palette99::COLORS[place(at) % Palette99::COLORS.len()];
                 RGBColor(red, green, blue)
@@ -292,7 +292,7 @@ mod tests {
             line("a: 99 of 100", LineKind::SiwdHigh, &[2.0, 3.0]),
         ];
         let colors = plot(&series).colors();
-        assert_eq!((colors[0], colors[1], colors[2]), (SIWD, BOUND, SIWD));
+        assert_eq!((colors[0], colors[1], colors[2]), (SIWD, BOUNDS[0], SIWD));
         let several = [series[0].clone(), series[0].clone()];
         let colors = plot(&several).colors();
         assert_eq!((colors[0], colors[1]), (SIWD_SHADES[0], SIWD_SHADES[1]));
