@@ -9,7 +9,7 @@ use crate::daemon::{
 };
 use crate::end::{Role, TransferEnd, find_device, open_context};
 use crate::live::LiveView;
-use crate::machine::{ConditionsWatch, MachineRecord};
+use crate::machine::{ConditionsWatch, MachineRecord, pin_thread};
 use crate::measurement::{Measurement, RunOptions};
 use crate::plan::{MeasurementPlan, Mode, Operation};
 use crate::report::{PerfReport, TransferPath};
@@ -57,6 +57,8 @@ struct TransferRunner<'a> {
     machine: MachineRecord,
     /// The client's core and the worker's.
     cores: Option<[usize; 2]>,
+    /// The cores of this process before its threads were pinned.
+    allowed: Vec<usize>,
     /// Reused between measurements, since DPDK's environment can be started only once.
     link: Option<RawLink>,
     /// Reason why there is no link.
@@ -105,6 +107,7 @@ impl<'a> TransferRunner<'a> {
             ctx,
             machine: MachineRecord::read(),
             cores,
+            allowed,
             link: None,
             link_error: None,
         })
@@ -397,7 +400,7 @@ impl<'a> TransferRunner<'a> {
         for index in 0..transfers.len() {
             runs.push(self.run_options(plan, index == 0)?);
         }
-        let mut cores = dpdk::allowed_cores();
+        let mut cores = self.allowed.clone();
         if let Some([own, worker]) = self.cores {
             cores.retain(|core| *core != worker && *core != own);
             cores.insert(0, own);
@@ -409,7 +412,7 @@ impl<'a> TransferRunner<'a> {
                 .zip(cores.iter().cycle())
                 .map(|((transfer, mut run), core)| {
                     scope.spawn(move || {
-                        dpdk::pin_current_thread(*core)?;
+                        pin_thread(*core)?;
                         transfer.measure_bandwidth(&mut run)
                     })
                 })

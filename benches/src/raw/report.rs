@@ -356,7 +356,7 @@ impl fmt::Display for RawReport {
             let sent = self.ports.first().map_or(0.0, |port| port.tx.mframes);
             writeln!(
                 f,
-                "          highest rate without loss (RFC 2544): {sent:.4} M frames/s, {} trials",
+                "          highest rate without loss (RFC 2544): {sent:.4} M frames/s, trials: {}",
                 self.trials.len()
             )?;
         }

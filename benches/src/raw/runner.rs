@@ -4,6 +4,7 @@ use super::forward::{LaneRunner, RoundTrips, sender_of};
 use super::options::{RawMode, RawRun};
 use super::ports::{RawPort, RawPorts};
 use super::report::{Interval, PortCount, RawReport};
+use crate::machine::pin_thread;
 use crate::measurement::{Quantiles, new_histogram};
 use anyhow::anyhow;
 use dpdk::{Eal, ExternalRegion};
@@ -186,7 +187,8 @@ fn run_lane(
     published: &PublishedCounts,
     stop: &AtomicBool,
 ) -> anyhow::Result<()> {
-    dpdk::pin_current_thread(lane.core())?;
+    // The calling thread, whose cores this one inherits, has only one.
+    pin_thread(lane.core())?;
     let _registered = eal.register_thread()?;
     // Round trips are measured on one thread only.
     let mut no_trips = RoundTrips {
