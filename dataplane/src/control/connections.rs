@@ -24,6 +24,7 @@ use super::listening::{
 };
 use super::outbox::{self, Outbox};
 use super::pairing::{self, Pairing};
+use super::queue_pairs;
 use super::quotas::{Quota, channel_amounts};
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
@@ -893,7 +894,8 @@ impl Connections {
     }
 }
 
-/// Reports a failed connect or accept; the queue pair may try again.
+/// Reports a failed connect or accept; the queue pair may try again, unless its consumer moved it to
+/// ERROR meanwhile.
 pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: ConnectFailure) {
     let Some(id) = context.resources.owner_of_qp(qpn) else {
         return;
@@ -901,6 +903,7 @@ pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: Connec
     let Some(qp) = context.resources.qp_mut(id, qpn) else {
         return;
     };
+    let is_in_error = qp.state == QpState::Error;
     qp.phase = QpPhase::Detached;
     qp.state = QpState::Idle;
     context.resources.forget_connection(id, qpn);
@@ -914,6 +917,10 @@ pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: Connec
     let channel = qp.cm_channel;
     context.record_end(qpn, false, Some(&event.reason.to_text()));
     context.resources.post_cm_event(id, channel, &event);
+    if is_in_error {
+        // The queue pair exists: the worker gets it again.
+        let _ = queue_pairs::install_in_error(context, id, qpn);
+    }
 }
 
 /// Refuses undefined option values; the refusal lists the allowed ones.

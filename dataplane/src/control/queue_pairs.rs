@@ -220,13 +220,7 @@ pub(super) fn modify_qp(
             return Ok(Served::Deferred(PendingReply::ResetQp { qpn }));
         }
         m::QpState::Error if detached => {
-            qp.state = m::QpState::Error;
-            qp.phase = QpPhase::Attached;
-            qp.worker = 0;
-            let setup = Box::new(client.worker_setup(qpn)?);
-            context
-                .workers
-                .post_command(0, Command::InstallQp { setup });
+            install_in_error(context, id, qpn)?;
             None
         }
         _ if detached => {
@@ -253,6 +247,27 @@ pub(super) fn modify_qp(
         }
     };
     ask_worker(context, id, qpn, to, true)
+}
+
+/// Moves a queue pair without a connection to ERROR: a worker flushes its requests, later ones too.
+pub(super) fn install_in_error(
+    context: &mut Context,
+    id: ClientId,
+    qpn: Qpn,
+) -> Result<(), Refusal> {
+    let client = context.resources.client_mut(id)?;
+    let qp = client
+        .qps
+        .get_mut(&qpn)
+        .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+    qp.state = m::QpState::Error;
+    qp.phase = QpPhase::Attached;
+    qp.worker = 0;
+    let setup = Box::new(client.worker_setup(qpn)?);
+    context
+        .workers
+        .post_command(0, Command::InstallQp { setup });
+    Ok(())
 }
 
 pub(super) fn query_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {

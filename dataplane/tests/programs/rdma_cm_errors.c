@@ -316,6 +316,39 @@ static void queue_pairs(void)
     ibv_free_device_list(list);
 }
 
+/* A request posted after the move to ERROR is flushed also if a connection was being set up. */
+static void an_error_while_connecting(void)
+{
+    struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 4, 4, 1, 1, 0 } };
+    struct rdma_conn_param parameters = { 0 };
+    struct ibv_qp_attr to_error = { .qp_state = IBV_QPS_ERR };
+    struct ibv_send_wr send = { .wr_id = 7, .opcode = IBV_WR_SEND }, *bad;
+    struct ibv_wc completion = { 0 };
+    struct rdma_cm_id *id = new_id(), *listener = new_id();
+    struct sockaddr_in at = there;
+    struct rdma_cm_event *event;
+    at.sin_port = 0;
+    CHECK(rdma_bind_addr(listener, addr(&at)) == 0 && rdma_listen(listener, 4) == 0);
+    at.sin_port = rdma_get_src_port(listener);
+    CHECK(rdma_resolve_addr(id, NULL, addr(&at), 2000) == 0);
+    acknowledge(RDMA_CM_EVENT_ADDR_RESOLVED);
+    CHECK(rdma_resolve_route(id, 2000) == 0);
+    acknowledge(RDMA_CM_EVENT_ROUTE_RESOLVED);
+    CHECK(rdma_create_qp(id, NULL, &init) == 0 && rdma_connect(id, &parameters) == 0);
+    CHECK(rdma_get_cm_event(channel, &event) == 0);
+    CHECK(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_id *server = event->id;
+    CHECK(rdma_ack_cm_event(event) == 0);
+    CHECK(ibv_modify_qp(id->qp, &to_error, IBV_QP_STATE) == 0);
+    CHECK(ibv_post_send(id->qp, &send, &bad) == 0);
+    for (double end = seconds() + 20; seconds() < end && !ibv_poll_cq(id->send_cq, 1, &completion);)
+        ;
+    CHECK(completion.wr_id == 7 && completion.status == IBV_WC_WR_FLUSH_ERR);
+    acknowledge(RDMA_CM_EVENT_CONNECT_ERROR);
+    rdma_destroy_qp(id);
+    CHECK(rdma_destroy_id(id) == 0 && rdma_destroy_id(server) == 0 && rdma_destroy_id(listener) == 0);
+}
+
 int main(void)
 {
     inet_pton(AF_INET, "10.77.0.2", &there.sin_addr);
@@ -323,6 +356,7 @@ int main(void)
     CHECK(channel);
     identifiers();
     resolution();
+    an_error_while_connecting();
     queue_pairs();
     rdma_destroy_event_channel(channel);
     puts(failures ? "failed" : "done");
