@@ -41,7 +41,7 @@ impl Worker {
         match command {
             Command::SetTaps(taps) => {
                 let taps = taps.map(|taps| taps.for_worker(self.index));
-                connections.forget_traced();
+                connections.traced = None;
                 for port in &mut connections.ports {
                     port.output.taps = taps.clone();
                 }

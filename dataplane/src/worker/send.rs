@@ -9,6 +9,7 @@ use super::fpdu_writer::FpduWriter;
 use super::parked::Wait;
 use super::slots::{QpSlot, UserSlot};
 use super::thresholds::THRESHOLDS;
+use super::trace::TracedConnections;
 
 impl Connections {
     /// Marks a queue pair that may have data to send.
@@ -52,7 +53,7 @@ impl Connections {
         count: usize,
     ) -> Option<usize> {
         if self.ports[port].trace().is_some() {
-            return self.trace_turns(now, (user, port), count);
+            return TracedConnections(self).give_turns(now, (user, port), count);
         }
         self.send_from_ready_of(now, (user, port), count)
     }
@@ -160,7 +161,7 @@ impl Connections {
             return false;
         }
         if self.ports[port].trace().is_some() {
-            return self.trace_poll(now, port, run_timers);
+            return TracedConnections(self).poll_port(now, port, run_timers);
         }
         self.poll_stack(now, port, run_timers)
     }

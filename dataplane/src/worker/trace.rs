@@ -31,12 +31,16 @@ struct TracedStep {
 }
 
 impl Worker {
+    fn traced(&mut self) -> TracedConnections<'_> {
+        TracedConnections(&mut self.connections)
+    }
+
     /// Processes the burst and the other arrivals of a port one frame at a time.
     #[cold]
     pub(super) fn trace_arrivals(&mut self, now: Instant, port: usize, trace: &TraceTap) -> bool {
         // Events that timers raised.
         let mut any = self.connections.handle_events(now, port);
-        self.connections.record_other(now, trace);
+        self.traced().record_other(now, trace);
         if self.rx_batch.is_full() {
             self.timer_hold.hold_timers(now);
         }
@@ -74,11 +78,11 @@ impl Worker {
         let interface = self.connections.ports[port].output.interface;
         let is_selected = trace.is_wanted() && trace.selects_frame(interface, &frame);
         if is_selected {
-            self.connections.record_other(now, trace);
+            self.traced().record_other(now, trace);
         }
         let before = self.forwarder.stats;
         let received = self.receive_burst(now, port);
-        let qpn = self.connections.next_event_qpn(port);
+        let qpn = self.traced().next_event_qpn(port);
         let any = received | self.connections.handle_events(now, port);
         if is_selected {
             let step = TracedStep {
@@ -87,7 +91,7 @@ impl Worker {
                 frame: Some(frame),
                 steps: forward_steps(before, self.forwarder.stats),
             };
-            self.connections.record_step(now, trace, port, step);
+            self.traced().record_step(now, trace, port, step);
         }
         any
     }
@@ -111,35 +115,33 @@ fn forward_steps(before: ForwardStats, after: ForwardStats) -> Vec<TraceStep> {
     steps.collect()
 }
 
-impl Connections {
-    /// Forgets the counters of a trace that has ended.
-    pub(super) fn forget_traced(&mut self) {
-        self.traced = None;
-    }
+/// The connections of a worker during a trace.
+pub(super) struct TracedConnections<'a>(pub &'a mut Connections);
 
-    /// Gives queue pairs their turns one at a time; see [`Self::give_turns`].
+impl TracedConnections<'_> {
+    /// Gives queue pairs their turns one at a time; see `Connections::give_turns`.
     #[cold]
-    pub(super) fn trace_turns(
+    pub(super) fn give_turns(
         &mut self,
         now: Instant,
         (user, port): (UserSlot, usize),
         count: usize,
     ) -> Option<usize> {
         for turn in 0..count.min(THRESHOLDS.turns) {
-            if turn >= THRESHOLDS.turns_when_full && self.ports[port].stack.is_output_blocked() {
+            if turn >= THRESHOLDS.turns_when_full && self.0.ports[port].stack.is_output_blocked() {
                 return Some(turn);
             }
-            let Some(trace) = self.ports[port].trace().cloned() else {
-                return self.send_from_ready_of(now, (user, port), count - turn);
+            let Some(trace) = self.0.ports[port].trace().cloned() else {
+                return self.0.send_from_ready_of(now, (user, port), count - turn);
             };
-            let slot = self.scheduler.users.peek_ready(user, port, 0)?;
-            let interface = self.ports[port].output.interface;
+            let slot = self.0.scheduler.users.peek_ready(user, port, 0)?;
+            let interface = self.0.ports[port].output.interface;
             let is_selected = trace.selects_turn(interface, self.ends_of(slot));
             if is_selected {
                 self.record_other(now, &trace);
             }
             let qpn = self.qpn_of(slot);
-            self.send_from_ready_of(now, (user, port), 1);
+            self.0.send_from_ready_of(now, (user, port), 1);
             if is_selected {
                 let step = TracedStep {
                     event: TraceEvent::Turn,
@@ -155,15 +157,15 @@ impl Connections {
 
     /// Polls a stack, and records what its timers did.
     #[cold]
-    pub(super) fn trace_poll(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
-        let Some(trace) = self.ports[port].trace().cloned() else {
-            return self.poll_stack(now, port, run_timers);
+    pub(super) fn poll_port(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
+        let Some(trace) = self.0.ports[port].trace().cloned() else {
+            return self.0.poll_stack(now, port, run_timers);
         };
-        let is_selected = trace.selects_device(self.ports[port].output.interface);
+        let is_selected = trace.selects_device(self.0.ports[port].output.interface);
         if is_selected {
             self.record_other(now, &trace);
         }
-        let any = self.poll_stack(now, port, run_timers);
+        let any = self.0.poll_stack(now, port, run_timers);
         if is_selected {
             let step = TracedStep {
                 event: TraceEvent::Timers,
@@ -177,14 +179,14 @@ impl Connections {
     }
 
     fn qpn_of(&self, slot: QpSlot) -> Option<Qpn> {
-        let queue_pair = self.queue_pairs.get(slot)?;
+        let queue_pair = self.0.queue_pairs.get(slot)?;
         Some(queue_pair.rings.qpn)
     }
 
     /// Addresses of a queue pair's connection.
     fn ends_of(&self, slot: QpSlot) -> Option<(std::net::SocketAddr, std::net::SocketAddr)> {
-        let queue_pair = self.queue_pairs.get(slot)?;
-        let info = self.ports[queue_pair.port]
+        let queue_pair = self.0.queue_pairs.get(slot)?;
+        let info = self.0.ports[queue_pair.port]
             .stack
             .tcp_info(queue_pair.conn?)?;
         Some((info.local, info.remote))
@@ -192,25 +194,25 @@ impl Connections {
 
     /// Queue pair of the next event of a port.
     fn next_event_qpn(&self, port: usize) -> Option<Qpn> {
-        let user = self.ports[port].stack.peek_event_user(0)?;
+        let user = self.0.ports[port].stack.peek_event_user(0)?;
         self.qpn_of(ConnOwner::from(user).queue_pair()?)
     }
 
     fn traced_counters(&self) -> Box<TracedCounters> {
-        let ports = self.ports.iter().map(|port| PortCounters {
+        let ports = self.0.ports.iter().map(|port| PortCounters {
             tcp: port.stack.stats().clone(),
             refused: port.output.frames_refused(),
             host_dropped: port.output.host_frames_dropped,
         });
         Box::new(TracedCounters {
             ports: ports.collect(),
-            drops: self.drops.clone(),
+            drops: self.0.drops.clone(),
             work: [
-                ("request_slots", self.context.request_slots),
-                ("completions", self.context.cqs.written_entries),
-                ("placed_out_of_order", self.placed_out_of_order),
-                ("receive_waits", self.receive_waits.begun),
-                ("receive_wait_timeouts", self.receive_waits.timed_out),
+                ("request_slots", self.0.context.request_slots),
+                ("completions", self.0.context.cqs.written_entries),
+                ("placed_out_of_order", self.0.placed_out_of_order),
+                ("receive_waits", self.0.receive_waits.begun),
+                ("receive_wait_timeouts", self.0.receive_waits.timed_out),
             ],
         })
     }
@@ -219,10 +221,10 @@ impl Connections {
     /// a filter, they may be those of steps that it does not select.
     fn record_other(&mut self, now: Instant, trace: &TraceTap) {
         let counters = self.traced_counters();
-        if let Some(before) = &self.traced
+        if let Some(before) = &self.0.traced
             && trace.selects_all()
         {
-            for (port, state) in self.ports.iter().enumerate() {
+            for (port, state) in self.0.ports.iter().enumerate() {
                 let mut steps = counters.port_steps(before, port);
                 if port == 0 {
                     steps.extend(counters.work_steps(before));
@@ -230,7 +232,7 @@ impl Connections {
                 steps.retain(|step| step.drop.is_some());
                 if !steps.is_empty() {
                     trace.add(TraceRecord {
-                        time: self.clock.wall_time(now),
+                        time: self.0.clock.wall_time(now),
                         interface: state.output.interface,
                         event: TraceEvent::Other,
                         qpn: None,
@@ -240,7 +242,7 @@ impl Connections {
                 }
             }
         }
-        self.traced = Some(counters);
+        self.0.traced = Some(counters);
     }
 
     /// Records a step that began with [`Self::record_other`].
@@ -252,16 +254,16 @@ impl Connections {
             mut steps,
         } = step;
         let counters = self.traced_counters();
-        if let Some(before) = &self.traced {
+        if let Some(before) = &self.0.traced {
             steps.extend(counters.port_steps(before, port));
             steps.extend(counters.work_steps(before));
         }
-        self.traced = Some(counters);
+        self.0.traced = Some(counters);
         let is_notable = frame.is_some() || !steps.iter().all(|step| is_of_sent_frame(step.name));
         if is_notable {
             trace.add(TraceRecord {
-                time: self.clock.wall_time(now),
-                interface: self.ports[port].output.interface,
+                time: self.0.clock.wall_time(now),
+                interface: self.0.ports[port].output.interface,
                 event,
                 qpn,
                 frame,
