@@ -14,8 +14,8 @@
 //! one module, which rustc never splits.
 //!
 //! The interface between libibverbs and its provider libraries has a node of its own in each release
-//! that changed it. `export_private_symbols!` puts a function into all of them; those of the newer
-//! releases only add functions.
+//! that changed it. A function whose node is `private` is in all of them; those of the newer releases
+//! only add functions.
 
 use crate::status::{begin_call, end_call, set_errno};
 
@@ -35,20 +35,15 @@ macro_rules! export_symbols {
     };
 }
 
-/// [`export_symbols`] with the nodes of every release since rdma-core 34.
-macro_rules! export_private_symbols {
-    ($($functions:tt)*) => {
-        $crate::export::export_symbols! {
-            [
-                "IBVERBS_PRIVATE_65", "IBVERBS_PRIVATE_64", "IBVERBS_PRIVATE_59",
-                "IBVERBS_PRIVATE_57", "IBVERBS_PRIVATE_34"
-            ]: $($functions)*
-        }
-    };
-}
-
-/// Version nodes of the symbol of a name; the first is the default.
+/// Version nodes of the symbol of a name; the first is the default. `private` are those of every release
+/// since rdma-core 34.
 macro_rules! assign_nodes {
+    ($name:ident: private) => {
+        $crate::export::assign_nodes!($name: [
+            "IBVERBS_PRIVATE_65", "IBVERBS_PRIVATE_64", "IBVERBS_PRIVATE_59",
+            "IBVERBS_PRIVATE_57", "IBVERBS_PRIVATE_34"
+        ]);
+    };
     ($name:ident: $node:literal) => {
         $crate::export::assign_nodes!($name: [$node]);
     };
@@ -97,9 +92,7 @@ macro_rules! bare_functions {
     };
 }
 
-pub(crate) use {
-    assign_nodes, bare_functions, c_functions, export_private_symbols, export_symbols,
-};
+pub(crate) use {assign_nodes, bare_functions, c_functions, export_symbols};
 
 /// The value by which a function of the C interface reports failure.
 pub trait Failure {

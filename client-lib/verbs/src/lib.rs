@@ -8,6 +8,7 @@
 //! | `ibverbs/` | libibverbs: thin C objects around those of the crate `siw` |
 //! | `rdmacm/` | librdmacm: rdma_cm |
 //! | `rsockets/` | librdmacm: rsockets |
+//! | `descriptor.rs` | descriptors of events |
 //! | `memory_calls.rs` | overrides madvise(2) and mremap(2) |
 //! | `per_process.rs` | state that a child of fork(2) does not share |
 //! | `mirror.rs` | addresses of devices, for the library that `siwrun` preloads |
@@ -20,6 +21,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod abi;
+mod descriptor;
 mod export;
 mod ibverbs;
 mod memory_calls;

@@ -88,6 +88,13 @@ fn run_for_json(daemon: &Daemon, arguments: &str) -> Vec<serde_json::Value> {
         .collect()
 }
 
+/// Checks that the data of every message of the measurement was verified.
+fn check_verified(result: &serde_json::Value) {
+    let verified = result["verified"].as_u64().unwrap();
+    assert!(verified >= result["messages"].as_u64().unwrap(), "{result}");
+    assert!(verified > 0, "{result}");
+}
+
 #[test]
 fn atomics_find_the_value_of_the_one_before() {
     let daemon = Daemon::loopback();
@@ -99,9 +106,7 @@ fn atomics_find_the_value_of_the_one_before() {
     ] {
         let result = &run_for_json(&daemon, arguments)[0];
         assert_eq!(result["size"], 8, "{result}");
-        let (messages, verified) = (&result["messages"], result["verified"].as_u64().unwrap());
-        assert!(verified >= messages.as_u64().unwrap(), "{result}");
-        assert!(verified > 0, "{result}");
+        check_verified(result);
     }
 }
 
@@ -114,9 +119,7 @@ fn writes_with_immediate_data_take_receives_and_arrive() {
     ] {
         let result = &run_for_json(&daemon, arguments)[0];
         assert_eq!(result["op"], "write-imm", "{result}");
-        let verified = result["verified"].as_u64().unwrap();
-        assert!(verified >= result["messages"].as_u64().unwrap(), "{result}");
-        assert!(verified > 0, "{result}");
+        check_verified(result);
     }
 }
 
@@ -146,9 +149,7 @@ fn events_wake_who_waits_at_both_ends() {
     ] {
         let result = &run_for_json(&daemon, arguments)[0];
         assert_eq!(result["events"], true, "{result}");
-        let verified = result["verified"].as_u64().unwrap();
-        assert!(verified >= result["messages"].as_u64().unwrap(), "{result}");
-        assert!(verified > 0, "{result}");
+        check_verified(result);
     }
 }
 

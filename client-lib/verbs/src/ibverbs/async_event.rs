@@ -50,18 +50,12 @@ fn find_element(context: &ContextObject, event: &AsyncEvent) -> Option<(ibv_even
     Some((kind as u32, element))
 }
 
-fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: reading flags does not access memory.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    flags >= 0 && flags & libc::O_NONBLOCK != 0
-}
-
 /// ibv_get_async_event(3)
 pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
     // SAFETY: a context of this library.
-    let (object, fd) = unsafe { (ContextObject::from_abi(context), (*context).async_fd) };
+    let object = unsafe { ContextObject::from_abi(context) };
     loop {
-        let nonblocking = is_nonblocking(fd);
+        let nonblocking = object.async_descriptor().is_nonblocking();
         let got = match object.shared_events() {
             Some(events) => events.get(object.client(), nonblocking),
             None => {

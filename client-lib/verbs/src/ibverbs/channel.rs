@@ -3,8 +3,8 @@
 
 use super::context::{ContextObject, is_inherited};
 use super::cq::CqObject;
-use super::descriptor::EventDescriptor;
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
+use crate::descriptor::EventDescriptor;
 use crate::status::{errno_of, pointer_of, set_errno, wake_interval};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
@@ -189,7 +189,7 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
     // SAFETY: a context of this library.
     let object = unsafe { ContextObject::from_abi(context) };
     let channel = CompletionChannel::new(object.client()).and_then(|channel| {
-        let descriptor = EventDescriptor::new(channel.as_fd())?;
+        let descriptor = EventDescriptor::new(&[channel.as_fd()])?;
         Ok(Box::new(ChannelObject {
             abi: ibv_comp_channel {
                 context,

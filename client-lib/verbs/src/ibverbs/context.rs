@@ -1,12 +1,11 @@
 //! Contexts: each is a connection to the daemon, or a part of a shared one, with the objects that were
 //! made on it.
 
-use super::descriptor::EventDescriptor;
 use super::device::DeviceObject;
 use super::objects::Objects;
 use super::shared_events::SharedEvents;
 use crate::abi::{ibv_context, verbs_context};
-use rustix::fd::{AsFd, AsRawFd};
+use crate::descriptor::EventDescriptor;
 use siw::Context;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -34,6 +33,15 @@ pub enum AsyncEvents {
     Shared(SharedEvents),
 }
 
+impl AsyncEvents {
+    fn descriptor(&self) -> &EventDescriptor {
+        match self {
+            AsyncEvents::Own(descriptor) => descriptor,
+            AsyncEvents::Shared(events) => events.descriptor(),
+        }
+    }
+}
+
 impl ContextObject {
     /// Creates a context of `device` with the functions in `abi`.
     pub fn new(
@@ -45,10 +53,7 @@ impl ContextObject {
         abi.sz = size_of::<verbs_context>();
         let context = &mut abi.context;
         context.device = device.as_abi();
-        context.async_fd = match &async_events {
-            AsyncEvents::Own(descriptor) => descriptor.number(),
-            AsyncEvents::Shared(events) => events.as_fd().as_raw_fd(),
-        };
+        context.async_fd = async_events.descriptor().number();
         // Programs duplicate it to import the device in another process, which fails with
         // EOPNOTSUPP.
         context.cmd_fd = context.async_fd;
@@ -96,16 +101,18 @@ impl ContextObject {
         }
     }
 
+    /// The descriptor of asynchronous events.
+    pub fn async_descriptor(&self) -> &EventDescriptor {
+        self.async_events.descriptor()
+    }
+
     /// Makes the descriptor of asynchronous events unreadable, after the end of the daemon.
     pub fn silence_async_events(&self) {
         // In a child of fork(2) the descriptor is that of the parent.
         if !self.client.is_of_this_process() {
             return;
         }
-        match &self.async_events {
-            AsyncEvents::Own(descriptor) => descriptor.silence(self.client.async_fd()),
-            AsyncEvents::Shared(events) => events.end(&self.client),
-        }
+        self.async_descriptor().silence(self.client.async_fd());
     }
 
     /// Objects of the context.

@@ -6,7 +6,7 @@ use super::{
     port, qp, qp_state, rates, srq, sysfs,
 };
 use crate::abi::*;
-use crate::export::{export_private_symbols, export_symbols};
+use crate::export::export_symbols;
 use std::ffi::{c_char, c_int, c_void};
 
 export_symbols! { "IBVERBS_1.0":
@@ -223,7 +223,7 @@ export_symbols! { "IBVERBS_1.18":
     fn ibv_export_buf_dmabuf_fd(buffer: *mut c_void) -> c_int = not::export_dmabuf;
 }
 
-export_private_symbols! {
+export_symbols! { private:
     fn ibv_query_gid_type(
         context: *mut ibv_context, port_num: u8, index: u32, kind: *mut u32,
     ) -> c_int = gid::query_gid_type;

@@ -19,7 +19,6 @@ mod comp_counter;
 pub mod context;
 pub mod cq;
 mod cq_ex;
-mod descriptor;
 pub mod device;
 mod exports;
 mod fork;

@@ -2,10 +2,10 @@
 //! call without a symbol.
 
 use super::context::{AsyncEvents, ContextObject, is_inherited};
-use super::descriptor::EventDescriptor;
 use super::device::DeviceObject;
 use super::slots::{fill_extended_operations, fill_operations};
 use crate::abi::{ibv_context, ibv_device, verbs_context};
+use crate::descriptor::EventDescriptor;
 use crate::status::{errno_of, pointer_of};
 use siw::{Context, Error};
 use std::ffi::c_int;
@@ -30,7 +30,7 @@ fn open_context(device: &'static DeviceObject) -> Result<Box<ContextObject>, Err
     let client = Context::open(None)?;
     client.wait_in_destructors();
     client.device_by_name(&device.info().name)?;
-    let descriptor = EventDescriptor::new(client.async_fd())?;
+    let descriptor = EventDescriptor::new(&[client.async_fd()])?;
     Ok(new_context(device, client, AsyncEvents::Own(descriptor)))
 }
 

@@ -1,12 +1,13 @@
 //! Asynchronous events of contexts that share one connection, as those of rdma_cm do. Each has a
-//! descriptor of its own, an epoll instance with the daemon's stream and an eventfd: it is readable
-//! when an event may be pending. The reader of the stream passes each event on to the contexts that it
+//! descriptor of its own, of the daemon's stream and an eventfd: it is readable when an event may be
+//! pending. The reader of the stream passes each event on to the contexts that it
 //! concerns.
 
 use super::context::ContextObject;
+use crate::descriptor::EventDescriptor;
 use crate::status::log_failure;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::{AsFd, OwnedFd};
 use siw::{AsyncEvent, AsyncEventKind, Context, Error};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -43,7 +44,7 @@ impl EventGroup {
 
 /// Asynchronous events of a context that shares its connection.
 pub struct SharedEvents {
-    epoll: OwnedFd,
+    descriptor: EventDescriptor,
     /// Readable while the queue is not empty.
     local: OwnedFd,
     queue: Mutex<VecDeque<AsyncEvent>>,
@@ -53,14 +54,9 @@ pub struct SharedEvents {
 impl SharedEvents {
     /// Creates the descriptor and the queue of one context.
     pub fn new(client: &Context, group: &'static EventGroup) -> Result<SharedEvents, Error> {
-        let instance = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let local = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        for fd in [client.async_fd(), local.as_fd()] {
-            let data = epoll::EventData::new_u64(0);
-            epoll::add(&instance, fd, data, epoll::EventFlags::IN)?;
-        }
         Ok(SharedEvents {
-            epoll: instance,
+            descriptor: EventDescriptor::new(&[client.async_fd(), local.as_fd()])?,
             local,
             queue: Mutex::default(),
             group,
@@ -102,21 +98,14 @@ impl SharedEvents {
                 Err(Error::Timeout) => {}
                 Err(error) => return self.pop().ok_or(error),
             }
-            let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
             poll(&mut fds, None)?;
         }
     }
 
-    /// Ends the events after the end of the daemon: the descriptor would stay readable.
-    pub fn end(&self, client: &Context) {
-        // It fails if that was done before.
-        let _ = epoll::delete(&self.epoll, client.async_fd());
-    }
-}
-
-impl AsFd for SharedEvents {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    /// The descriptor of the context.
+    pub fn descriptor(&self) -> &EventDescriptor {
+        &self.descriptor
     }
 }
 

@@ -154,10 +154,7 @@ unsafe fn do_nothing() {}
 #[unsafe(export_name = "siw_abi_verbs_allow_disassociate_destroy")]
 static ALLOW_DISASSOCIATE_DESTROY: u8 = 0;
 
-crate::export::assign_nodes!(verbs_allow_disassociate_destroy: [
-    "IBVERBS_PRIVATE_65", "IBVERBS_PRIVATE_64", "IBVERBS_PRIVATE_59", "IBVERBS_PRIVATE_57",
-    "IBVERBS_PRIVATE_34"
-]);
+crate::export::assign_nodes!(verbs_allow_disassociate_destroy: private);
 
 crate::export::export_symbols! { "IBVERBS_PRIVATE_34":
     fn verbs_register_driver_34(driver: *const c_void) = register_driver;
@@ -180,7 +177,7 @@ crate::export::export_symbols! { "IBVERBS_PRIVATE_65":
 }
 
 // Declared without arguments, because these functions ignore them.
-crate::export::export_private_symbols! {
+crate::export::export_symbols! { private:
     fn __ioctl_final_num_attrs() -> c_int = refuse_call;
     fn __verbs_log() = do_nothing;
     fn _verbs_init_and_alloc_context() -> *mut c_void = refuse_object;

@@ -1,6 +1,6 @@
 //! Event channels (rdma_create_event_channel(3)) and their queues. The descriptor of a channel
-//! is an epoll instance with the daemon's socket and an eventfd for events of this library, and keeps
-//! the O_NONBLOCK setting of the program.
+//! has as sources the daemon's socket and an eventfd for events of this library, and keeps the
+//! O_NONBLOCK setting of the program.
 //!
 //! The descriptor is readable exactly while rdma_get_cm_event(3) returns an event. The daemon sends
 //! only events that the program gets ([`CmChannel::for_rdma_cm`]); before the library discards events
@@ -10,9 +10,10 @@
 use super::devices::Devices;
 use super::queue::QueuedEvent;
 use crate::abi::rdma_event_channel;
+use crate::descriptor::EventDescriptor;
 use crate::status::pointer_of;
-use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, OwnedFd};
 use siw::{CmChannel, Error};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -23,7 +24,7 @@ pub struct EventChannel {
     /// The daemon's event channel.
     pub daemon: CmChannel,
     pub devices: &'static Devices,
-    pub(super) epoll: OwnedFd,
+    pub(super) descriptor: EventDescriptor,
     /// Readable while the queue is not empty.
     local: OwnedFd,
     queue: Mutex<VecDeque<QueuedEvent>>,
@@ -55,24 +56,16 @@ impl EventChannelObject {
     pub fn create() -> Result<Box<EventChannelObject>, Error> {
         let devices = Devices::open()?;
         let daemon = CmChannel::for_rdma_cm(&devices.client)?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let local = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        for fd in [daemon.as_fd(), local.as_fd()] {
-            epoll::add(
-                &epoll,
-                fd,
-                epoll::EventData::new_u64(0),
-                epoll::EventFlags::IN,
-            )?;
-        }
+        let descriptor = EventDescriptor::new(&[daemon.as_fd(), local.as_fd()])?;
         Ok(Box::new(EventChannelObject {
             abi: rdma_event_channel {
-                fd: epoll.as_raw_fd(),
+                fd: descriptor.number(),
             },
             channel: Arc::new(EventChannel {
                 daemon,
                 devices,
-                epoll,
+                descriptor,
                 local,
                 queue: Mutex::default(),
                 gone_reported: AtomicBool::new(false),
@@ -128,12 +121,6 @@ impl EventChannel {
     /// the parent, whose events and readiness must not change.
     pub fn is_inherited(&self) -> bool {
         !self.devices.client.is_of_this_process()
-    }
-
-    /// True if the program has set O_NONBLOCK.
-    pub fn is_nonblocking(&self) -> bool {
-        rustix::fs::fcntl_getfl(&self.epoll)
-            .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
     }
 }
 

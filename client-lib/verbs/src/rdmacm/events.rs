@@ -11,7 +11,7 @@ use super::queue::{
 };
 use crate::abi::*;
 use crate::status::{fail_errno, fail_with};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use siw::{CmEvent, ConnectionInfo, Error, RdmaCmEvent};
 use std::ffi::{c_char, c_int};
@@ -233,7 +233,7 @@ impl EventChannel {
             Err(error) => {
                 if matches!(error, Error::DaemonGone) {
                     // Pollers of the descriptor have been told; otherwise it would stay readable.
-                    let _ = epoll::delete(&self.epoll, self.daemon.as_fd());
+                    self.descriptor.silence(self.daemon.as_fd());
                 }
                 return Err(error);
             }
@@ -252,12 +252,12 @@ impl EventChannel {
                     return Ok(event);
                 }
             }
-            let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
             let zero = Timespec {
                 tv_sec: 0,
                 tv_nsec: 0,
             };
-            let timeout = self.is_nonblocking().then_some(&zero);
+            let timeout = self.descriptor.is_nonblocking().then_some(&zero);
             if poll(&mut fds, timeout)? == 0 {
                 return Err(std::io::Error::from_raw_os_error(libc::EAGAIN).into());
             }

@@ -1,0 +1,49 @@
+//! Descriptors of events that programs poll. Each is an epoll instance with its sources, such as the
+//! daemon's socket: like the kernel's descriptors of events it is never writable, and programs that wait
+//! for both do not spin.
+
+use rustix::event::epoll;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{OFlags, fcntl_getfl};
+use std::ffi::c_int;
+
+/// A descriptor that is readable while one of its sources is.
+pub struct EventDescriptor {
+    epoll: OwnedFd,
+}
+
+impl EventDescriptor {
+    /// Creates the descriptor of `sources`, which the program may set to O_NONBLOCK.
+    pub fn new(sources: &[BorrowedFd<'_>]) -> std::io::Result<EventDescriptor> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for source in sources {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&epoll, source, data, epoll::EventFlags::IN)?;
+        }
+        Ok(EventDescriptor { epoll })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> c_int {
+        self.epoll.as_raw_fd()
+    }
+
+    /// True if the program has set O_NONBLOCK.
+    pub fn is_nonblocking(&self) -> bool {
+        fcntl_getfl(&self.epoll).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+    }
+
+    /// Removes a source, after which it no longer makes the descriptor readable. The socket of a daemon that has ended stays readable, so
+    /// that a loop around poll(2) would spin; the kernel's descriptors of a removed device are not
+    /// readable, and reading them fails with EIO. In a child of fork(2) it would change the parent's.
+    pub fn silence(&self, source: BorrowedFd<'_>) {
+        // It fails if that was done before.
+        let _ = epoll::delete(&self.epoll, source);
+    }
+}
+
+impl AsFd for EventDescriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
