@@ -13,30 +13,31 @@ const CAUSES: [&str; 5] = [
     "window_probes",
 ];
 
-/// The table: a line for each connection, followed by its state.
-pub fn text(rows: &[Value]) -> String {
-    let mut out = format!(
+/// First line of the table.
+pub fn title() -> String {
+    format!(
         "{:<11} {:>8} {:>8} {:>24} {:>24} Process\n",
         "State", "Recv-Q", "Send-Q", "Local Address:Port", "Peer Address:Port"
+    )
+}
+
+/// Adds the line of a connection to the table, followed by its state.
+pub fn add_text(table: &mut String, row: &Value) {
+    let tcp = &row["tcp"];
+    let bytes = |key: &str| tcp[key].as_u64().unwrap_or(0);
+    let _ = writeln!(
+        table,
+        "{:<11} {:>8} {:>8} {:>24} {:>24} users:((\"{}\",pid={},qp={}))",
+        tcp["state"].as_str().unwrap_or("UNCONN"),
+        bytes("readable_bytes"),
+        bytes("unacked_bytes") + bytes("notsent_bytes"),
+        tcp["local"].as_str().unwrap_or("*:*"),
+        tcp["remote"].as_str().unwrap_or("*:*"),
+        command_name(row),
+        row["pid"],
+        row["lqpn"],
     );
-    for row in rows {
-        let tcp = &row["tcp"];
-        let bytes = |key: &str| tcp[key].as_u64().unwrap_or(0);
-        let _ = writeln!(
-            out,
-            "{:<11} {:>8} {:>8} {:>24} {:>24} users:((\"{}\",pid={},qp={}))",
-            tcp["state"].as_str().unwrap_or("UNCONN"),
-            bytes("readable_bytes"),
-            bytes("unacked_bytes") + bytes("notsent_bytes"),
-            tcp["local"].as_str().unwrap_or("*:*"),
-            tcp["remote"].as_str().unwrap_or("*:*"),
-            command_name(row),
-            row["pid"],
-            row["lqpn"],
-        );
-        let _ = writeln!(out, "\t{}", state_text(row));
-    }
-    out
+    let _ = writeln!(table, "\t{}", state_text(row));
 }
 
 /// State of a connection: TCP as ss(8) names it, then MPA and RDMAP.

@@ -1,7 +1,7 @@
 //! Why connections ended or were not made.
 
 use crate::connections::state_text;
-use crate::objects::{command_name, name_processes, printable, read_list};
+use crate::objects::{ProcessNames, command_name, printable, read_list};
 use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
@@ -127,7 +127,9 @@ fn read_recording(daemon: &siw::Context, qp: u32) -> anyhow::Result<(Option<Valu
         return Ok((None, rows));
     }
     let mut recording = rows.remove(0);
-    name_processes(std::slice::from_mut(&mut recording));
+    if let Some(name) = ProcessNames::default().find(recording["pid"].as_u64()) {
+        recording["name"] = name.into();
+    }
     Ok((Some(recording), rows))
 }
 
