@@ -24,9 +24,20 @@ const PERIODS: u32 = 32;
 const LIFETIME: u64 = 2 << PERIOD_SHIFT;
 const NO_SCALE: u32 = 15;
 const OPTION_BITS: u32 = 6;
+const ECN_BIT: u32 = 1 << 5;
+const SACK_BIT: u32 = 1 << 4;
 
 fn cookie_period(now: Instant) -> u32 {
     (now.0 >> PERIOD_SHIFT) as u32 & (PERIODS - 1)
+}
+
+/// Returns the timestamp value of a cookie: the last one with these options that is not ahead of the
+/// clock, or later segments would look old. With ECN it is half a unit before the one without, so that the
+/// answer to a SYN that is repeated without ECN (RFC 3168 section 6.1.1.1) is not older than the first.
+fn cookie_timestamp(clock: u32, options: u32) -> u32 {
+    let without_ecn = options & !ECN_BIT;
+    let behind = clock.wrapping_sub(without_ecn) & ((1 << OPTION_BITS) - 1);
+    clock.wrapping_sub(behind + (options & ECN_BIT))
 }
 
 impl SharedState {
@@ -64,17 +75,12 @@ impl SharedState {
         let sack = ts && config.sack && seg.sack_permitted;
         let scale = seg.wscale.filter(|_| ts);
         let ecn = ts && config.wants_ecn() && seg.flags & (ECE | CWR) == ECE | CWR;
-        let bits = u32::from(ecn) << 5
-            | u32::from(sack) << 4
+        let options = if ecn { ECN_BIT } else { 0 }
+            | if sack { SACK_BIT } else { 0 }
             | scale.map_or(NO_SCALE, u32::from).min(NO_SCALE);
         let ts = ts.then(|| {
             let clock = timestamp_at(now, self.timestamp_offset(key));
-            let mut value = clock >> OPTION_BITS << OPTION_BITS | bits;
-            // The timestamp must not be ahead of the clock, or later segments would look old.
-            if value.wrapping_sub(clock) as i32 > 0 {
-                value = value.wrapping_sub(1 << OPTION_BITS);
-            }
-            (value, seg.ts_val)
+            (cookie_timestamp(clock, options), seg.ts_val)
         });
         let own_mss = self.config.mtu - if key.is_v6() { 60 } else { 40 };
         let (options, n) = syn_options(own_mss, sack, ts, scale.map(|_| self.recv_wscale));
@@ -153,7 +159,7 @@ impl ReturnedCookie {
         let scale = bits & NO_SCALE;
         Segment {
             seq: self.isn,
-            flags: if bits >> 5 & 1 != 0 {
+            flags: if bits & ECN_BIT != 0 {
                 SYN | ECE | CWR
             } else {
                 SYN
@@ -161,10 +167,48 @@ impl ReturnedCookie {
             window: seg.window,
             has_ts: seg.has_ts,
             ts_val: seg.ts_val,
-            sack_permitted: bits >> 4 & 1 != 0,
+            sack_permitted: bits & SACK_BIT != 0,
             wscale: (scale != NO_SCALE).then_some(scale as u8),
             mss: Some(self.mss),
             ..Segment::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_carry_the_options_and_are_not_ahead_of_the_clock() {
+        for clock in [0, 63, 1_000_000, u32::MAX - 70] {
+            for (clock, options) in (0..140).flat_map(|later| {
+                let clock = u32::wrapping_add(clock, later);
+                (0..1 << OPTION_BITS).map(move |options| (clock, options))
+            }) {
+                let value = cookie_timestamp(clock, options);
+                assert_eq!(value & ((1 << OPTION_BITS) - 1), options);
+                assert!(clock.wrapping_sub(value) < 3 << (OPTION_BITS - 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_syn_repeated_without_ecn_gets_no_older_timestamp() {
+        let options = SACK_BIT | 7;
+        for clock in (0..200).map(|later| u32::wrapping_add(u32::MAX - 70, later)) {
+            for gap in 0..100 {
+                let later = clock.wrapping_add(gap);
+                for (first, second) in [
+                    (options | ECN_BIT, options),
+                    (options, options),
+                    (options | ECN_BIT, options | ECN_BIT),
+                ] {
+                    let first = cookie_timestamp(clock, first);
+                    let second = cookie_timestamp(later, second);
+                    assert!(second.wrapping_sub(first) as i32 >= 0, "{clock} + {gap}");
+                }
+            }
         }
     }
 }

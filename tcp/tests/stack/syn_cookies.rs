@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::wire::{ACK, Lab, SYN, Seg, pattern};
+use crate::common::wire::{ACK, Lab, RST, SYN, Seg, pattern};
 use crate::common::{PORT, Transfer, configs, micros};
 use siw_tcp::sim::{Impairment, Rng, host_config};
 use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
@@ -213,6 +213,41 @@ fn forged_and_stale_cookies_open_nothing() {
     lab.inject(&ack);
     lab.run_ms(1);
     assert_eq!(lab.net.hosts[1].stats().cookies_recv, 0);
+}
+
+/// A cookie proves that the peer received the SYN-ACK, not that the connection is new (RFC 4987 section
+/// 3.6): as in Linux, only a listener whose backlog was full lately accepts it, and TIME-WAIT protects the
+/// end that closed first.
+#[test]
+fn a_late_copy_of_a_returned_cookie_opens_nothing_that_is_known_or_without_an_attack() {
+    for (is_flooded, first, opened) in [(false, 0, 0), (true, 1, 1), (true, 0, 2)] {
+        let mut lab = Lab::new();
+        lab.net.hosts[1].listen(None, 90, 4, 0).unwrap();
+        if is_flooded {
+            fill(&mut lab, 90, 50);
+        }
+        let now = lab.net.now;
+        let client = lab.net.hosts[0]
+            .connect(now, None, None, "10.0.0.2:90".parse().unwrap(), 0)
+            .unwrap();
+        lab.run_ms(5);
+        let ack = lab.last(0);
+        assert_eq!((ack.flags, ack.dport), (ACK, 90));
+        let ids = [client, lab.events[1].last().unwrap().0];
+        for host in [first, 1 - first] {
+            lab.net.hosts[host].release(lab.net.now, ids[host]);
+            lab.run_ms(5);
+        }
+        let established = lab.net.hosts[1].stats().curr_estab;
+        assert_eq!(established, 0);
+        lab.inject(&ack);
+        lab.run_ms(5);
+        let stats = lab.net.hosts[1].stats();
+        assert_eq!((stats.cookies_recv, stats.cookies_failed), (opened, 0));
+        if !is_flooded {
+            assert_eq!(lab.last(1).flags, RST);
+        }
+    }
 }
 
 #[test]
