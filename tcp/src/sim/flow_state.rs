@@ -31,7 +31,8 @@ pub(super) struct SentAgain {
     /// Its boundaries are not those of the first transmission.
     pub(super) is_cut: bool,
     pub(super) timeouts_before: u64,
-    /// Window reductions of the host so far.
+    /// Window reductions of the host when this end last sent data, and now.
+    pub(super) reductions_before: u64,
     pub(super) reductions: u64,
     pub(super) at: Instant,
 }
@@ -57,6 +58,8 @@ pub struct RecoveryEpisode {
     pub first_needed: bool,
     /// At least one retransmission was needed.
     pub needed: bool,
+    /// The first retransmission may be a tail loss probe, which reduces no window.
+    pub may_be_probe: bool,
     /// Timeouts of the host before the episode.
     pub timeouts_before: u64,
     /// Window reductions of the host, including this one. Reductions of other connections also count
@@ -93,6 +96,8 @@ pub(super) struct FlowSide {
     /// Timeouts of the host when this end last sent data, a SYN or a FIN. Timeouts of other connections
     /// also count: a reduction may then be attributed to a timeout by mistake.
     pub(super) timeouts: u64,
+    /// Window reductions of the host at that time.
+    pub(super) reductions: u64,
     /// The last episode, its retransmitted ranges, and the previous episode.
     pub(super) episode: Option<RecoveryEpisode>,
     pub(super) sent_again: BTreeMap<u32, RangeSentAgain>,
@@ -120,6 +125,12 @@ impl FlowSide {
             segment.2 = now;
         }
         before
+    }
+
+    /// Returns whether each end has sent its FIN and the other has acknowledged it.
+    pub(super) fn is_over(&self, peer: &FlowSide) -> bool {
+        let is_acked = |fin: Option<u32>, ack: u32| fin.is_some_and(|fin| ack > fin);
+        is_acked(self.fin_at, self.acked) && is_acked(peer.fin_at, self.last_ack.unwrap_or(0))
     }
 
     /// Updates whether a retransmission of the last episode was needed.

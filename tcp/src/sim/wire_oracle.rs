@@ -14,6 +14,11 @@
 //! reduction of the congestion window may be undone only if no retransmission of its recovery was
 //! needed (RFC 3708, RFC 3522). It also counts retransmissions whose ACK may have been delayed
 //! because the peer had to resolve its neighbour first.
+//!
+//! Two weaknesses of SYN cookies (RFC 4987 section 3.6), which other systems share, are no violations:
+//! a SYN-ACK to a late SYN with ECN, after one to the SYN that repeats it without ECN, has a timestamp
+//! that is up to half a unit of the cookie's clock older; and a late copy of the segment that returned a
+//! cookie opens a connection anew once the listener's host has forgotten it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,7 +26,7 @@ use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::sim::flow_state::{Flow, FlowSide, NeighbourSearch, SentAgain};
 use crate::sim::sink::Pattern;
-use crate::sim::wire_view::{ACK, FIN, NeighbourMessage, RST, SYN, TcpView, tcp_view};
+use crate::sim::wire_view::{ACK, ECE, FIN, NeighbourMessage, RST, SYN, TcpView, tcp_view};
 
 pub use crate::sim::flow_state::{FlowEnds, RecoveryEpisode, SentRange};
 
@@ -40,7 +45,7 @@ pub struct WireOracle {
     /// The MTU of the path decreases in this run.
     path_narrows: bool,
     /// Hosts answer SYNs with cookies: a late copy of the segment that returned a cookie opens a connection
-    /// anew after its reset.
+    /// anew after its reset, or after both ends have closed.
     pub sends_cookies: bool,
     /// Endpoints between which a connection may have been opened anew from old segments: their frames are
     /// no longer checked.
@@ -64,6 +69,9 @@ pub struct WireOracle {
     /// Retransmissions of data of which an earlier copy arrives.
     pub needless: u64,
 }
+
+/// Half a unit of the clock in a cookie's timestamp, in ticks.
+const COOKIE_HALF_UNIT: u32 = 32;
 
 fn is_before(first: u32, second: u32) -> bool {
     (first.wrapping_sub(second) as i32) < 0
@@ -181,6 +189,7 @@ impl WireOracle {
         (self.tail_probes[host], self.searches[host]) = (0, None);
         for flow in &mut self.flows {
             flow.sides[host].timeouts = 0;
+            flow.sides[host].reductions = 0;
         }
     }
 
@@ -246,6 +255,8 @@ impl WireOracle {
         let mut retransmission = None;
         let side = &mut self.flows[index].sides[from];
         let timeouts = std::mem::replace(&mut side.timeouts, stats.timeouts);
+        let reductions = stats.timeouts + stats.fast_recovery;
+        let reductions_before = std::mem::replace(&mut side.reductions, reductions);
         if start < side.sent && view.flags & SYN == 0 {
             let before = side.note_sent_again(start, end, now);
             let held_up = self.searches[1 - from].is_some_and(|search| match search {
@@ -258,7 +269,8 @@ impl WireOracle {
                 is_tail_probe: end == side.sent && is_tail_probe,
                 is_cut: side.segments.get(&start) != Some(&end),
                 timeouts_before: timeouts,
-                reductions: stats.timeouts + stats.fast_recovery,
+                reductions_before,
+                reductions,
                 at: now,
             });
         } else if view.flags & SYN == 0 {
@@ -319,9 +331,11 @@ impl WireOracle {
             side.acked < episode.recover && episode.reductions == again.reductions
         });
         // A tail loss probe starts no recovery, nor does a part of a segment that was too long for
-        // the path.
+        // the path. A host that waits for its neighbour sends the probe of one connection together with
+        // what another sends again after a timeout: the last segment may then be either.
+        let is_probe = again.is_tail_probe && again.reductions == again.reductions_before;
         let reduced = side.episode.map_or(0, |episode| episode.reductions) != again.reductions;
-        if !goes_on && (again.is_tail_probe || (again.is_cut && !reduced)) {
+        if !goes_on && (is_probe || (again.is_cut && !reduced)) {
             return;
         }
         if !goes_on {
@@ -330,6 +344,7 @@ impl WireOracle {
                 recover: side.sent,
                 first_needed: again.needed && copies < 2,
                 needed: false,
+                may_be_probe: again.is_tail_probe,
                 timeouts_before: again.timeouts_before,
                 reductions: again.reductions,
                 began_at: again.at,
@@ -353,10 +368,13 @@ impl WireOracle {
         let [zero, one] = &mut self.flows[index].sides;
         let (side, peer) = if from == 0 { (zero, one) } else { (one, zero) };
         if let Some((value, echo)) = view.timestamps {
-            if side.last_tsval.is_some_and(|last| is_before(value, last)) {
-                return Err(format!("timestamp {value} after {:?}", side.last_tsval));
+            let may_be_cookie =
+                self.sends_cookies && view.flags & (SYN | ACK | ECE) == SYN | ACK | ECE;
+            match side.last_tsval.filter(|last| is_before(value, *last)) {
+                Some(last) if may_be_cookie && last.wrapping_sub(value) <= COOKIE_HALF_UNIT => {}
+                Some(last) => return Err(format!("timestamp {value} after {last}")),
+                None => side.last_tsval = Some(value),
             }
-            side.last_tsval = Some(value);
             let newest = side.newest_peer_tsval;
             if view.flags & ACK != 0 && newest.is_some_and(|newest| is_before(newest, echo)) {
                 return Err(format!(
@@ -489,6 +507,13 @@ impl WireOracle {
         if start > i32::MAX as u32 {
             return; // of an older connection between the same endpoints, or a probe below SND.UNA
         }
+        let repeats_handshake = start == 1
+            && view.flags & (SYN | ACK) == ACK
+            && side.iss.is_some_and(|iss| view.ack == iss.wrapping_add(1));
+        if self.sends_cookies && repeats_handshake && side.is_over(peer) {
+            self.reopened.insert(self.flows[index].ends);
+            return;
+        }
         side.received.insert(start, start + view.span());
         if let Some((value, _)) = view.timestamps
             && side
@@ -542,13 +567,22 @@ impl WireOracle {
     }
 
     /// Returns the last recovery episode of one end of a connection before the frames that arrived at
-    /// `now`; those may already have started another.
-    pub fn last_episode(&self, flow: usize, host: usize, now: Instant) -> Option<RecoveryEpisode> {
+    /// `now`; those may already have started another. If it may be a tail loss probe, the one before it
+    /// follows.
+    pub fn last_episodes(
+        &self,
+        flow: usize,
+        host: usize,
+        now: Instant,
+    ) -> impl Iterator<Item = RecoveryEpisode> + use<> {
         let side = &self.flows[flow].sides[host];
-        match side.episode {
-            Some(episode) if episode.began_at >= now => side.episode_before.or(Some(episode)),
-            episode => episode,
-        }
+        let before = side.episode_before;
+        let last = match side.episode {
+            Some(episode) if episode.began_at >= now => [before.or(Some(episode)), None],
+            Some(episode) if episode.may_be_probe => [Some(episode), before],
+            episode => [episode, None],
+        };
+        last.into_iter().flatten()
     }
 
     /// Returns when the oldest data in flight from `host` was last sent. `None`: no data is in
@@ -569,6 +603,148 @@ impl WireOracle {
         match self.flows[flow].earlier.map(times) {
             Some((heard, acked)) => (heard_at.max(heard), acked_at.max(acked)),
             None => (heard_at, acked_at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::sim::forge::{Ends, Tcp};
+
+    const ISS: [u32; 2] = [1000, 9000];
+
+    /// Two hosts whose segments the oracle checks; each arrives at once.
+    struct Wire {
+        oracle: WireOracle,
+        stats: [StackStats; 2],
+        now: Instant,
+    }
+
+    impl Wire {
+        fn new() -> Wire {
+            let mut oracle = WireOracle::new(false);
+            oracle.sends_cookies = true;
+            Wire {
+                oracle,
+                stats: [StackStats::default(), StackStats::default()],
+                now: Instant::from_millis(1),
+            }
+        }
+
+        /// Builds a segment; `at` and `ack` count from the SYNs.
+        fn segment(
+            from: usize,
+            (at, ack): (u32, u32),
+            flags: u8,
+            ts: Option<u32>,
+            len: u32,
+        ) -> Vec<u8> {
+            let mut mac = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+            let mut ip = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
+            let mut ports = [7, 80];
+            let ends = [0, 1].map(|host| SocketAddr::new(ip[host], ports[host]));
+            if from == 1 {
+                mac.reverse();
+                ip.reverse();
+                ports.reverse();
+            }
+            let first = u64::from(at.saturating_sub(1));
+            let payload: Vec<_> = (first..first + u64::from(len))
+                .map(|position| Pattern::byte(salt_of(&ends, from), position))
+                .collect();
+            let options = ts.map_or(vec![], |value| {
+                [&[1, 1, 8, 10][..], &value.to_be_bytes(), &[0; 4]].concat()
+            });
+            Ends { mac, ip }.tcp(&Tcp {
+                ports,
+                seq: ISS[from] + at,
+                ack: if flags & ACK == 0 {
+                    0
+                } else {
+                    ISS[1 - from] + ack
+                },
+                flags,
+                window: 1000,
+                options: &options,
+                payload: &payload,
+            })
+        }
+
+        fn send(&mut self, from: usize, frame: &[u8]) -> Option<String> {
+            self.now = self.now + core::time::Duration::from_millis(1);
+            let sent = self
+                .oracle
+                .on_sent(self.now, from, frame, &self.stats[from]);
+            if let Some(sent) = sent {
+                self.oracle.on_way(&sent, 1);
+            }
+            self.oracle.on_arrival(self.now, 1 - from, frame);
+            self.oracle.take_violation()
+        }
+
+        fn pass(&mut self, from: usize, places: (u32, u32), flags: u8, len: u32) {
+            let frame = Self::segment(from, places, flags, None, len);
+            assert_eq!(self.send(from, &frame), None);
+        }
+
+        fn shake_hands(&mut self) {
+            self.pass(0, (0, 0), SYN, 0);
+            self.pass(1, (0, 1), SYN | ACK, 0);
+            self.pass(0, (1, 1), ACK, 0);
+        }
+    }
+
+    #[test]
+    fn only_a_late_syn_with_ecn_may_be_answered_with_an_older_timestamp() {
+        let mut wire = Wire::new();
+        wire.pass(0, (0, 0), SYN, 0);
+        let mut answer = |value, flags| {
+            let frame = Wire::segment(1, (0, 1), SYN | ACK | flags, Some(value), 0);
+            wire.send(1, &frame).is_none()
+        };
+        assert!(answer(100, 0) && answer(68, ECE) && answer(100, 0));
+        assert!(!answer(99, 0), "a SYN without ECN");
+        assert!(!answer(67, ECE), "more than half a unit");
+        wire.oracle.sends_cookies = false;
+        let frame = Wire::segment(1, (0, 1), SYN | ACK | ECE, Some(68), 0);
+        assert!(wire.send(1, &frame).is_some(), "no cookie");
+    }
+
+    #[test]
+    fn a_late_copy_of_the_returned_cookie_reopens_only_what_is_over() {
+        for is_over in [false, true] {
+            let mut wire = Wire::new();
+            wire.shake_hands();
+            wire.pass(0, (1, 1), ACK | FIN, 10);
+            wire.pass(1, (1, 12), ACK | FIN, 20);
+            if is_over {
+                wire.pass(0, (12, 22), ACK, 0);
+            }
+            let late = Wire::segment(0, (1, 1), ACK, None, 0);
+            wire.oracle.on_arrival(wire.now, 1, &late);
+            // The host that forgot the connection sends its data again, and knows of no FIN.
+            let again = Wire::segment(1, (1, 1), ACK, None, 20);
+            assert_eq!(wire.send(1, &again).is_none(), is_over);
+            assert_eq!(wire.oracle.has_reopened(), is_over);
+        }
+    }
+
+    /// A host that waited for its neighbour sends several connections' segments at once.
+    #[test]
+    fn a_timeout_beside_the_probe_of_another_connection_begins_an_episode() {
+        for timeouts in [0, 1] {
+            let mut wire = Wire::new();
+            wire.shake_hands();
+            wire.pass(0, (1, 1), ACK, 10);
+            (wire.stats[0].tlp_probes, wire.stats[0].timeouts) = (1, timeouts);
+            wire.pass(0, (1, 1), ACK, 10);
+            let later = wire.now + core::time::Duration::from_millis(1);
+            let episodes: Vec<_> = wire.oracle.last_episodes(0, 0, later).collect();
+            assert_eq!(episodes.len() as u64, timeouts);
+            assert!(episodes.iter().all(|episode| !episode.needed));
         }
     }
 }

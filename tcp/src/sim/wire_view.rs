@@ -22,6 +22,8 @@ pub const SYN: u8 = 2;
 pub const RST: u8 = 4;
 /// ACK.
 pub const ACK: u8 = 16;
+/// ECE.
+pub const ECE: u8 = 64;
 
 /// A TCP segment on the wire.
 #[derive(Clone, Copy, Debug)]

@@ -201,9 +201,9 @@ impl SeedRun {
         }
         let heard = oracle.touched.iter().filter(|(_, to)| *to == host);
         let episodes: Vec<_> = heard
-            .map(|(flow, _)| oracle.last_episode(*flow, host, self.net.now))
+            .flat_map(|(flow, _)| oracle.last_episodes(*flow, host, self.net.now))
             .collect();
-        let is_justified = episodes.iter().flatten().any(|episode| {
+        let is_justified = episodes.iter().any(|episode| {
             !episode.needed || (timeouts > episode.timeouts_before && !episode.first_needed)
         });
         if is_justified {
