@@ -188,6 +188,22 @@ fn set_dispatch(selector: Option<&AtomicU8>) -> bool {
 pub(super) struct CloneTrap(*mut Armed);
 
 impl CloneTrap {
+    /// Checks that the system call can be trapped, without changing the thread.
+    pub fn is_available() -> bool {
+        let arguments = [
+            PR_SET_SYSCALL_USER_DISPATCH,
+            PR_SYS_DISPATCH_ON,
+            0,
+            0,
+            usize::MAX,
+            0,
+        ];
+        // SAFETY: the kernel refuses a selector at an address of its own. One that lacks dispatch
+        // refuses the request itself (EINVAL).
+        let result = unsafe { call(libc::SYS_prctl as usize, arguments) };
+        result == -libc::EFAULT as isize
+    }
+
     /// Arms the trap: `around` runs with `argument` in the next call that makes a process. From now
     /// on the thread may only continue to fork.
     ///

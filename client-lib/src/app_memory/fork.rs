@@ -12,13 +12,16 @@
 //! ```
 //! Other threads of the parent go on meanwhile, as with pages that the kernel has pinned. Data that
 //! they change without a lock that fork() or the program's handlers hold may be newer in registered
-//! memory than elsewhere; POSIX lets a child of a program with threads use no such data.
+//! memory than elsewhere; POSIX lets a child of a program with threads use no such data. The C
+//! library does: free(3) adds to an arena's lists of small blocks without a lock. A list that names
+//! blocks freed after the fork would be damaged, so the child gets the state of each arena as it was
+//! just before the system call; in it such blocks are in use.
 //!
 //! Where the system call cannot be trapped (kernels before 5.11, other processors than x86-64,
 //! seccomp filters), the child copies in a handler of pthread_atfork(3). Then glibc has released the
 //! locks of malloc(3), so that a child which allocates memory may find the heap damaged if other
 //! threads of its parent allocated during the copy; and threads whose stack is registered must not
-//! fork.
+//! fork. Pages with the state of an arena are not remapped there ([`super::pages`]).
 //!
 //! A child of vfork(2), posix_spawn(3) or clone(2) with CLONE_VM runs on its parent's memory
 //! anyway, so no copies are made; neither are they for programs that call clone(2) directly.
@@ -34,10 +37,26 @@ use super::calls::{MAPPINGS, open_maps};
 #[cfg(target_arch = "x86_64")]
 use super::clone_trap::CloneTrap;
 use super::descriptors::{self, RemappedFile, RemappedFiles};
+use super::pages::arena_states;
 use super::process::{ONE_AT_A_TIME, count_fork};
 use super::restore::{SharedPages, give_back_alone};
 use super::vma::{Mapping, for_each_mapping};
 use crate::locking::lock_unpoisoned;
+use siw_shm::shared_memory::PAGE;
+
+/// Checks whether a child has its copies when the system call of fork(2) returns, before glibc uses
+/// the state of malloc(3) in it.
+pub(super) fn copies_during_call() -> bool {
+    CloneTrap::is_available()
+}
+
+/// A remapped page with the state of a malloc(3) arena.
+struct ArenaState {
+    page: usize,
+    /// The page just before the system call, once `is_saved`.
+    words: [Cell<u64>; PAGE / 8],
+    is_saved: Cell<bool>,
+}
 
 /// State held by the forking thread: it blocks remapping, and passes the locks to the child.
 struct ForkUnderWay {
@@ -46,6 +65,7 @@ struct ForkUnderWay {
     is_copied: Cell<bool>,
     pipe: Option<Pipe>,
     files: RemappedFiles,
+    arena_states: Vec<ArenaState>,
     _one_at_a_time: MutexGuard<'static, ()>,
 }
 
@@ -74,12 +94,17 @@ extern "C" fn before_fork() {
     let one_at_a_time = lock_unpoisoned(&ONE_AT_A_TIME);
     let files = descriptors::lock_files();
     let has_files = !files.is_empty();
+    let arena_states = match has_files {
+        true => list_arena_states(&files),
+        false => Vec::new(),
+    };
     let under_way = Box::into_raw(Box::new(ForkUnderWay {
         trap: Cell::new(None),
         // Without a pipe the child copies while its parent continues.
         pipe: has_files.then(Pipe::open).flatten(),
         is_copied: Cell::new(!has_files),
         files,
+        arena_states,
         _one_at_a_time: one_at_a_time,
     }));
     UNDER_WAY.set(under_way);
@@ -92,10 +117,32 @@ extern "C" fn before_fork() {
     }
 }
 
+/// Finds the file of a mapping that pages were remapped to.
+fn find_file<'a>(files: &'a [RemappedFile], mapping: &Mapping) -> Option<&'a RemappedFile> {
+    let is_its_file = |file: &&RemappedFile| mapping.shared && Some(file.id) == mapping.file;
+    files.iter().find(is_its_file)
+}
+
+/// The remapped pages with the state of an arena.
+fn list_arena_states(files: &[RemappedFile]) -> Vec<ArenaState> {
+    let mut found = Vec::new();
+    if let Ok(maps) = open_maps() {
+        let _ = for_each_mapping(&maps, |mapping| {
+            if mapping.readable && find_file(files, mapping).is_some() {
+                found.extend(arena_states(&mapping.range).map(ArenaState::new));
+            }
+        });
+    }
+    found
+}
+
 /// Makes the system call that forks; returns its result in the parent when the child has its copies.
 fn copy_around(under_way: &ForkUnderWay, fork: &mut dyn FnMut() -> isize) -> isize {
     // Other threads are not in the middle of mremap(2) of several mappings.
     let _held = MAPPINGS.lock();
+    for state in &under_way.arena_states {
+        state.save();
+    }
     let result = fork();
     if result == 0 {
         under_way.copy_in_child();
@@ -124,6 +171,41 @@ extern "C" fn after_in_child() {
     if let Some(under_way) = take_under_way() {
         drop(under_way.trap.take());
         under_way.copy_in_child();
+    }
+}
+
+impl ArenaState {
+    fn new(page: usize) -> ArenaState {
+        ArenaState {
+            page,
+            words: [const { Cell::new(0) }; PAGE / 8],
+            is_saved: Cell::new(false),
+        }
+    }
+
+    /// Saves the page before the system call.
+    fn save(&self) {
+        for (place, word) in self.words.iter().enumerate() {
+            // SAFETY: the first heap of an arena stays mapped. Any value that other threads write
+            // meanwhile is a valid number.
+            word.set(unsafe { (self.page as *const u64).add(place).read_volatile() });
+        }
+        self.is_saved.set(true);
+    }
+
+    /// Puts the saved content into the child's own page.
+    fn restore(&self) {
+        if !self.is_saved.get() {
+            return;
+        }
+        for (place, word) in self.words.iter().enumerate() {
+            // SAFETY: the page is writable, and the child has one thread.
+            unsafe {
+                (self.page as *mut u64)
+                    .add(place)
+                    .write_volatile(word.get())
+            };
+        }
     }
 }
 
@@ -160,8 +242,7 @@ impl ForkUnderWay {
     }
 
     fn copy_mapping(&self, mapping: &Mapping) {
-        let is_its_file = |file: &&RemappedFile| mapping.shared && Some(file.id) == mapping.file;
-        if let Some(file) = self.files.iter().find(is_its_file) {
+        if let Some(file) = find_file(&self.files, mapping) {
             let pages = SharedPages {
                 pages: mapping.range.clone(),
                 file: file.fd.as_fd(),
@@ -171,7 +252,13 @@ impl ForkUnderWay {
                 neighbours: [None; 2],
             };
             // Without memory the child keeps sharing the pages.
-            let _ = give_back_alone(&pages);
+            if give_back_alone(&pages).is_ok() {
+                let inside = |state: &&ArenaState| mapping.range.contains(&state.page);
+                self.arena_states
+                    .iter()
+                    .filter(inside)
+                    .for_each(ArenaState::restore);
+            }
         }
     }
 }
@@ -214,6 +301,10 @@ struct CloneTrap;
 
 #[cfg(not(target_arch = "x86_64"))]
 impl CloneTrap {
+    fn is_available() -> bool {
+        false
+    }
+
     unsafe fn arm<T>(_: fn(&T, &mut dyn FnMut() -> isize) -> isize, _: *const T) -> Option<Self> {
         None
     }

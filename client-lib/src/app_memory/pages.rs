@@ -1,5 +1,6 @@
 //! Pages of a mapping that may be replaced, and those that must not.
 
+use super::fork;
 use super::remap;
 use super::vma::Vma;
 use siw_shm::shared_memory::PAGE;
@@ -34,9 +35,8 @@ pub(super) unsafe fn read_words(address: usize, words: &mut [usize]) {
     }
 }
 
-/// Checks for the state of a malloc(3) arena, in the first page of its first heap. In a child of
-/// fork(2) glibc writes to it before any handler runs, so the page cannot be shared with the child
-/// even for that long. `page` has to be a readable page of this process.
+/// Checks for the state of a malloc(3) arena, in the first page of its first heap. `page` has to be a
+/// readable page of this process.
 fn holds_arena_state(page: usize) -> bool {
     if !page.is_multiple_of(ARENA_ALIGNMENT) {
         return false;
@@ -48,8 +48,16 @@ fn holds_arena_state(page: usize) -> bool {
     (page + 1..page + PAGE).contains(&first[0])
 }
 
-/// Splits bytes of a mapping into pieces: pages with the state of a malloc(3) arena, which are not
-/// replaced, with the reason; and the bytes between them.
+/// The pages of a readable range that have the state of a malloc(3) arena.
+pub(super) fn arena_states(range: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
+    let first = range.start.next_multiple_of(ARENA_ALIGNMENT);
+    let pages = (first..range.end).step_by(ARENA_ALIGNMENT);
+    pages.filter(|page| holds_arena_state(*page))
+}
+
+/// Splits bytes of a mapping into pieces: pages with the state of a malloc(3) arena that must not be
+/// replaced, with the reason; and the bytes between them. Unless a child of fork(2) has its copies
+/// when the system call returns, glibc writes to that state in the child before.
 pub(super) fn split_at_arena_states(
     vma: &Vma,
     bytes: Range<usize>,
@@ -62,7 +70,12 @@ pub(super) fn split_at_arena_states(
             return None;
         }
         let page = at / PAGE * PAGE;
-        let is_kept = |page: usize| is_heap && mapped.contains(&page) && holds_arena_state(page);
+        let is_kept = |page: usize| {
+            is_heap
+                && mapped.contains(&page)
+                && holds_arena_state(page)
+                && !fork::copies_during_call()
+        };
         let (end, reason) = if is_kept(page) {
             (page + PAGE, Some("state of malloc"))
         } else {

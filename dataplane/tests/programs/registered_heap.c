@@ -181,6 +181,12 @@ static void release(struct block *block)
 	block->bytes = NULL;
 }
 
+/* Memory that allows remote atomics is never copied. */
+static int draw_atomics(struct worker *worker)
+{
+	return draw(worker) % 4 ? 0 : IBV_ACCESS_REMOTE_ATOMIC;
+}
+
 static void register_part(struct worker *worker, struct block *block, int index)
 {
 	size_t from = draw(worker) % block->length;
@@ -193,7 +199,7 @@ static void register_part(struct worker *worker, struct block *block, int index)
 	}
 	if (draw(worker) % 2)
 		from = 0, length = block->length;
-	block->regions[index] = ibv_reg_mr(pd, block->bytes + from, length, RIGHTS);
+	block->regions[index] = ibv_reg_mr(pd, block->bytes + from, length, RIGHTS | draw_atomics(worker));
 	expect(block->regions[index] != NULL, "ibv_reg_mr");
 	atomic_fetch_add(&registrations, 1);
 }

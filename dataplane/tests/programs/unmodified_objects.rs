@@ -261,6 +261,15 @@ fn a_child_of_a_process_without_room_for_mappings_has_its_own_pages() {
     }
 }
 
+/// The first blocks of a thread's heap lie beside the state of malloc(3).
+#[test]
+fn every_block_of_a_threads_heap_can_be_registered_for_atomics() {
+    let daemon = Daemon::loopback();
+    if let Some(program) = compile(&daemon, "thread_heaps") {
+        run_or_skip(&daemon, &program.display().to_string());
+    }
+}
+
 /// Pages that stay remapped after deregistration keep their content wherever another thread moves them.
 #[test]
 fn moved_pages_keep_their_content_while_their_old_addresses_are_registered() {

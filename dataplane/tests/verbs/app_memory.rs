@@ -107,8 +107,6 @@ fn only_method(mr: &AppMr) -> ExtentMethod {
 fn a_buffer_in_a_malloced_struct_is_registered_where_it_is() {
     #[repr(C)]
     struct Session {
-        // The first page of a thread's heap holds malloc's state and is never remapped.
-        _beyond_that_page: [u8; 8192],
         before: u64,
         buffer: [u8; 16],
         after: u64,
@@ -116,7 +114,6 @@ fn a_buffer_in_a_malloced_struct_is_registered_where_it_is() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
     let mut session = Box::new(Session {
-        _beyond_that_page: [0; 8192],
         before: 0x1111,
         buffer: [7; 16],
         after: 0x2222,

@@ -1,0 +1,162 @@
+/*
+ * Registers the first blocks of each thread's heap, in whose page malloc(3) of glibc has its state, with all
+ * rights. A peer's atomic operations reach them. The threads fork while others free their blocks, and the
+ * children allocate.
+ */
+#define _GNU_SOURCE
+#include "connect.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/wait.h>
+
+enum { THREADS = 4, BLOCKS = 16, BATCH = 64, ROUNDS = 50, PAGE = 4096 };
+enum { RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC };
+/* Alignment of the heaps that glibc makes for threads (HEAP_MAX_SIZE). */
+enum { HEAP_ALIGNMENT = 64 << 20 };
+
+struct batch {
+	void *blocks[BATCH];
+};
+
+static struct ibv_pd *pd;
+static struct ibv_cq *cq;
+static struct ibv_qp *qps[2];
+static pthread_barrier_t started, registered, posted;
+static uint64_t *blocks[THREADS][BLOCKS];
+static struct ibv_mr *regions[THREADS][BLOCKS];
+static atomic_int beside_state, working = THREADS;
+static _Atomic(struct batch *) handed_over;
+
+static void create_qps(struct ibv_context *context)
+{
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq,
+					 .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = RIGHTS };
+	union ibv_gid gid;
+	int n;
+
+	expect(!ibv_query_gid(context, 1, 0, &gid), "ibv_query_gid");
+	for (n = 0; n < 2; n++)
+		expect((qps[n] = ibv_create_qp(pd, &init)) &&
+		       !ibv_modify_qp(qps[n], &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+				      IBV_QP_ACCESS_FLAGS), "a queue pair");
+	connect_qp(qps[0], qps[1], gid);
+	connect_qp(qps[1], qps[0], gid);
+}
+
+static void add(const struct ibv_mr *result, const struct ibv_mr *to, uint64_t number)
+{
+	struct ibv_sge place = { (uintptr_t)result->addr, 8, result->lkey };
+	struct ibv_send_wr wr = { .sg_list = &place, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+	int got;
+
+	wr.wr.atomic.remote_addr = (uintptr_t)to->addr;
+	wr.wr.atomic.compare_add = number;
+	wr.wr.atomic.rkey = to->rkey;
+	expect(!ibv_post_send(qps[0], &wr, &bad), "ibv_post_send");
+	while (!(got = ibv_poll_cq(cq, 1, &wc)))
+		;
+	expect(got == 1 && !wc.status, "completion");
+}
+
+/* A child of a thread whose blocks other threads free allocates from the same heap. */
+static void make_child(void)
+{
+	void *own[4 * BATCH];
+	int i, status;
+	pid_t child = fork();
+
+	expect(child >= 0, "fork");
+	if (!child) {
+		for (i = 0; i < 4 * BATCH; i++)
+			expect((own[i] = malloc(24)) && memset(own[i], 0xcc, 24), "malloc in a child");
+		for (i = 0; i < 4 * BATCH; i++)
+			free(own[i]);
+		_exit(0);
+	}
+	expect(waitpid(child, &status, 0) == child && !status, "a child");
+}
+
+static void release(struct batch *batch)
+{
+	int i;
+
+	for (i = 0; batch && i < BATCH; i++)
+		free(batch->blocks[i]);
+	free(batch);
+}
+
+static void *work(void *argument)
+{
+	size_t number = (size_t)argument;
+	int i, round;
+
+	pthread_barrier_wait(&started);
+	for (i = 0; i < BLOCKS; i++) {
+		expect((blocks[number][i] = malloc(8)) != NULL, "malloc");
+		*blocks[number][i] = 1;
+		if ((uintptr_t)blocks[number][i] % HEAP_ALIGNMENT < PAGE)
+			atomic_fetch_add(&beside_state, 1);
+	}
+	for (i = 0; i < BLOCKS; i++)
+		expect((regions[number][i] = ibv_reg_mr(pd, blocks[number][i], 8, RIGHTS)) != NULL, "ibv_reg_mr");
+	pthread_barrier_wait(&registered);
+	pthread_barrier_wait(&posted);
+	for (round = 0; round < ROUNDS; round++) {
+		struct batch *batch = malloc(sizeof *batch);
+
+		for (i = 0; i < BATCH; i++)
+			batch->blocks[i] = malloc(24);
+		release(atomic_exchange(&handed_over, batch));
+		make_child();
+	}
+	for (i = 0; i < BLOCKS; i++)
+		expect(!ibv_dereg_mr(regions[number][i]) && *blocks[number][i] == 6, "the block");
+	atomic_fetch_sub(&working, 1);
+	return NULL;
+}
+
+static void *release_all(void *unused)
+{
+	while (atomic_load(&working) || atomic_load(&handed_over))
+		release(atomic_exchange(&handed_over, NULL));
+	return unused;
+}
+
+int main(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *context = list && *list ? ibv_open_device(*list) : NULL;
+	pthread_t threads[THREADS], releaser;
+	static uint64_t before;
+	struct ibv_mr *result;
+	size_t n;
+	int i;
+
+	expect(context && (pd = ibv_alloc_pd(context)) && (cq = ibv_create_cq(context, 8, NULL, NULL, 0)), "a device");
+	expect((result = ibv_reg_mr(pd, &before, 8, IBV_ACCESS_LOCAL_WRITE)) != NULL, "ibv_reg_mr");
+	create_qps(context);
+	pthread_barrier_init(&started, NULL, THREADS);
+	pthread_barrier_init(&registered, NULL, THREADS + 1);
+	pthread_barrier_init(&posted, NULL, THREADS + 1);
+	for (n = 0; n < THREADS; n++)
+		expect(!pthread_create(&threads[n], NULL, work, (void *)n), "a thread");
+	pthread_barrier_wait(&registered);
+	for (n = 0; n < THREADS; n++)
+		for (i = 0; i < BLOCKS; i++)
+			add(result, regions[n][i], 5);
+	pthread_barrier_wait(&posted);
+	expect(!pthread_create(&releaser, NULL, release_all, NULL), "a thread");
+	for (n = 0; n < THREADS; n++)
+		pthread_join(threads[n], NULL);
+	pthread_join(releaser, NULL);
+	if (!beside_state) {
+		printf("malloc has its state elsewhere\n");
+		return 77;
+	}
+	printf("%d blocks beside the state of malloc\n", beside_state);
+	return 0;
+}
