@@ -11,3 +11,8 @@ fn a_descriptor_of_events_is_readable_exactly_while_its_call_succeeds() {
 fn calls_in_a_wrong_state_or_with_wrong_arguments_fail_as_under_linux() {
     run_to_done("rdma_cm_errors", "");
 }
+
+#[test]
+fn a_program_with_its_own_queue_pair_gets_the_response_and_establishes_the_connection() {
+    run_to_done("own_queue_pairs", "");
+}

@@ -89,7 +89,11 @@ fn no_queue_pair() -> Error {
 unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), Error> {
     // SAFETY: as the caller promised.
     let object = unsafe { IdObject::from_abi(id) };
-    object.lock_state().qp_num = wanted.qp_num;
+    let mut state = object.lock_state();
+    state.qp_num = wanted.qp_num;
+    // SAFETY: as the caller promised.
+    state.awaits_response = unsafe { (*id).qp.is_null() };
+    drop(state);
     // SAFETY: as the caller promised.
     let qp = unsafe { find_queue_pair(id) }.ok_or_else(no_queue_pair)?;
     let channel = object.channel();
@@ -263,7 +267,8 @@ pub unsafe fn disconnect(id: *mut rdma_cm_id) -> c_int {
     }
 }
 
-/// rdma_establish(3): over iWARP, connections are established without this call.
+/// rdma_establish(3): over iWARP, connections are established without this call, which programs make
+/// after RDMA_CM_EVENT_CONNECT_RESPONSE.
 pub unsafe fn establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: an identifier of this library.
     let object = unsafe { IdObject::from_abi(id) };

@@ -71,19 +71,25 @@ fn dispatch(event: RdmaCmEvent) {
         CmEvent::Disconnected(info) => (RDMA_CM_EVENT_DISCONNECTED, info),
     };
     with_registered(id_of(&info), |id| {
-        let status = match kind {
+        let (kind, status) = match kind {
             RDMA_CM_EVENT_ESTABLISHED => {
                 id.connected.store(true, Ordering::Release);
-                0
+                // By rdma_get_cm_event(3), an active side without a queue pair gets the first.
+                // Devices of Linux for iWARP always report the second, for which programs written for
+                // InfiniBand and RoCE do not wait.
+                match id.lock_state().awaits_response {
+                    true => (RDMA_CM_EVENT_CONNECT_RESPONSE, 0),
+                    false => (RDMA_CM_EVENT_ESTABLISHED, 0),
+                }
             }
             RDMA_CM_EVENT_DISCONNECTED => {
                 // The library may have created this event itself already.
                 if !id.connected.swap(false, Ordering::AcqRel) {
                     return;
                 }
-                0
+                (kind, 0)
             }
-            _ => -info.errno.max(1),
+            _ => (kind, -info.errno.max(1)),
         };
         id.push_event(QueuedEvent::Plain(PlainEvent {
             id: id.registered(),
@@ -170,7 +176,9 @@ fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
                 event.abi.id = id.as_abi();
                 let has_addresses = matches!(
                     plain.kind,
-                    RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_ADDR_RESOLVED
+                    RDMA_CM_EVENT_ESTABLISHED
+                        | RDMA_CM_EVENT_CONNECT_RESPONSE
+                        | RDMA_CM_EVENT_ADDR_RESOLVED
                 );
                 if let Some(info) = plain.info.as_ref().filter(|_| has_addresses) {
                     id.store_addresses(info);

@@ -85,6 +85,9 @@ pub struct IdState {
     /// Number of a queue pair that the program created itself (`qp_num` of `struct
     /// rdma_conn_param`).
     pub qp_num: u32,
+    /// It connects without a queue pair of its own (rdma_create_qp(3)): the program is told of the
+    /// peer's response and then establishes the connection by rdma_establish(3).
+    pub awaits_response: bool,
     pub reuse: bool,
     pub v6_only: bool,
     /// Bound to a loopback address: only peers with an address of siwd may connect.
