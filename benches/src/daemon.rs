@@ -1,6 +1,7 @@
 //! Resource usage of a running daemon: CPU time of its threads and private memory as the kernel
 //! counts them, and TCP retransmissions as the daemon counts them.
 
+use crate::end::Role;
 use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -36,6 +37,14 @@ impl Retransmissions {
         }
     }
 
+    /// Sum of two daemons' counts.
+    pub fn plus(self, other: Retransmissions) -> Retransmissions {
+        Retransmissions {
+            retrans_segs: self.retrans_segs + other.retrans_segs,
+            timeouts: self.timeouts + other.timeouts,
+        }
+    }
+
     /// Increase since `before`.
     pub fn growth_since(self, before: Retransmissions) -> Retransmissions {
         Retransmissions {
@@ -51,11 +60,10 @@ pub fn settings_of(stats: &str) -> Option<Value> {
     json.get("settings").cloned()
 }
 
-/// Returns true if a device sends segments that its link cuts into frames, or if the statistics do
-/// not say so.
-pub fn takes_super_segments(stats: &str, device: &str) -> bool {
-    let settings = settings_of(stats).unwrap_or_default();
-    let devices = settings["devices"].as_array();
+/// Returns true if a device sends segments that its link cuts into frames, or if the daemon's settings
+/// do not say so.
+pub fn takes_super_segments(settings: Option<&Value>, device: &str) -> bool {
+    let devices = settings.and_then(|settings| settings["devices"].as_array());
     let mut devices = devices.into_iter().flatten();
     let found = devices.find(|one| one["device"] == device);
     found
@@ -66,6 +74,9 @@ pub fn takes_super_segments(stats: &str, device: &str) -> bool {
 /// Work of one worker during a measurement, as the daemon counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerUse {
+    /// The end that its daemon serves; `None` if one daemon serves both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<Role>,
     /// The core that it runs on.
     pub core: usize,
     /// CPU time of its thread in percent; the rest of the time it slept or lacked the core.
@@ -194,6 +205,7 @@ impl WorkerUse {
         let each = |count: u64| (count > 0).then(|| rounded(ran / count as f64));
         let cycles = |count: u64| (count > 0).then(|| rounded(ran * tsc_ghz / count as f64));
         WorkerUse {
+            end: None,
             core: after.core,
             busy_percent: (ran / time.as_nanos().max(1) as f64 * 1000.0).round() / 10.0,
             frames,
@@ -211,9 +223,14 @@ impl WorkerUse {
 
 impl fmt::Display for WorkerUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of_end = match self.end {
+            Some(Role::Initiator) => " of the initiator",
+            Some(Role::Target) => " of the target",
+            None => "",
+        };
         write!(
             f,
-            "worker on core {}: ran {:.0} % of the time, {} frames",
+            "worker{of_end} on core {}: ran {:.0} % of the time, {} frames",
             self.core, self.busy_percent, self.frames
         )?;
         if let (Some(ns), Some(cycles)) = (self.ns_per_frame, self.cycles_per_frame) {
@@ -341,8 +358,10 @@ mod tests {
     #[test]
     fn a_link_takes_super_segments_unless_its_settings_deny_it() {
         let stats = r#"{"settings":{"devices":[{"device":"siw0","tso":false},{"device":"siw1","tso":true}]}}"#;
-        assert!(!takes_super_segments(stats, "siw0") && takes_super_segments(stats, "siw1"));
-        assert!(takes_super_segments("", "siw0"));
+        let settings = settings_of(stats);
+        let takes = |device| takes_super_segments(settings.as_ref(), device);
+        assert!(!takes("siw0") && takes("siw1"));
+        assert!(takes_super_segments(None, "siw0"));
     }
 
     #[test]
@@ -396,6 +415,7 @@ mod tests {
         let time = Duration::from_micros(10);
         let used = WorkerUse::between(&stats(1000, 10), &stats(6000, 60), time, 20, 2.0);
         let expected = WorkerUse {
+            end: None,
             core: 1,
             busy_percent: 50.0,
             frames: 100,

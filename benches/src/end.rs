@@ -26,7 +26,8 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 const QUEUE_FULL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Role of an end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Posts WRITEs, READs or SENDs.
     Initiator,

@@ -274,8 +274,7 @@ pub fn measure_latency(
         Some(_) => ProgressLine::hidden(),
         None => ProgressLine::new(),
     };
-    let start = Instant::now();
-    let mut begin = start;
+    let mut begin = Instant::now();
     let mut last = begin;
     let mut counting = false;
     let mut round = 0u64;
@@ -328,7 +327,7 @@ pub fn measure_latency(
             )
         });
     }
-    let (measured, whole_time) = (begin.elapsed(), start.elapsed());
+    let measured = begin.elapsed();
     drop(progress);
     if target_end.is_none() {
         let mut line = [0; FINAL_LINE_BYTES];
@@ -348,7 +347,6 @@ pub fn measure_latency(
         bytes: latency.len() * u64::from(plan.size),
         time: measured,
         all_messages: round,
-        whole_time,
         latency,
         verified: ping.verified + pong.map_or(0, |pong| pong.verified),
         series: Vec::new(),

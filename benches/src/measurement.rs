@@ -115,8 +115,6 @@ pub struct Measurement {
     pub time: Duration,
     /// All messages, including those of the warm-up.
     pub all_messages: u64,
-    /// Total time, including the warm-up.
-    pub whole_time: Duration,
     /// Latency in nanoseconds: of a round trip, or from posting to completion.
     pub latency: Histogram<u64>,
     /// Messages whose data was verified.
@@ -132,7 +130,6 @@ impl Measurement {
         self.bytes += other.bytes;
         self.time = self.time.max(other.time);
         self.all_messages += other.all_messages;
-        self.whole_time = self.whole_time.max(other.whole_time);
         self.verified += other.verified;
         for (own, others) in self.series.iter_mut().zip(&other.series) {
             *own += others;

@@ -98,8 +98,12 @@ pub struct PerfReport {
     pub driver: String,
     /// Remarks on the measurement for the reader.
     pub notes: Vec<String>,
-    /// Work of the daemon's workers during the measurement, for all clients.
+    /// Work of the daemon's workers during the measurement, for all clients; of both daemons if the
+    /// target has one of its own.
     pub workers: Vec<WorkerUse>,
+    /// CPU time of the application, the measuring process, in percent of a core.
+    #[serde(default)]
+    pub application_percent: Option<f64>,
     /// Gb/s in each interval, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub series_gbps: Vec<f64>,
@@ -182,6 +186,7 @@ impl PerfReport {
             driver: path.driver,
             notes,
             workers: Vec::new(),
+            application_percent: None,
             series_gbps: Vec::new(),
             histogram: Vec::new(),
             round: 1,
@@ -457,6 +462,9 @@ impl fmt::Display for PerfReport {
         for worker in &self.workers {
             writeln!(f, "  {worker}")?;
         }
+        if let (true, Some(percent)) = (self.events, self.application_percent) {
+            writeln!(f, "  the application ran {percent:.0} % of the time")?;
+        }
         self.format_cache_lines(f)?;
         if !self.series_gbps.is_empty() {
             let series: Vec<String> = self
@@ -487,7 +495,6 @@ fn report_with(mode: Mode, bound: Bound) -> PerfReport {
         bytes: 2000 << 20,
         time: Duration::from_secs(1),
         all_messages: 2500,
-        whole_time: Duration::from_millis(1250),
         latency,
         verified: 0,
         series: vec![1000, 1000],
@@ -613,7 +620,6 @@ mod tests {
             bytes: 3000 << 20,
             time: Duration::from_secs(3),
             all_messages: 3000,
-            whole_time: Duration::from_secs(3),
             latency: new_histogram().unwrap(),
             verified: 0,
             series: vec![1000, 2000],

@@ -1,7 +1,8 @@
-//! Result files of `siw-perf --json`: one line each for `bw`, `lat`, `rate`, `peers`, `raw` and
-//! `limits`, in any order.
+//! Result files of `siw-perf --json`: one line each for `bw`, `lat`, `rate`, `peers`, `one-side`,
+//! `raw` and `limits`, in any order.
 
 use crate::limits::MachineLimits;
+use crate::one_side::OneSideReport;
 use crate::peers::PeersReport;
 use crate::raw::RawReport;
 use crate::report::PerfReport;
@@ -16,6 +17,8 @@ pub struct Results {
     pub transfers: Vec<PerfReport>,
     /// Results of `peers`.
     pub peers: Vec<PeersReport>,
+    /// Results of `one-side`.
+    pub one_side: Vec<OneSideReport>,
     /// Results of `raw`.
     pub raw: Vec<RawReport>,
     /// Results of `limits`.
@@ -49,6 +52,7 @@ impl Results {
     pub fn append(&mut self, other: Results) {
         self.transfers.extend(other.transfers);
         self.peers.extend(other.peers);
+        self.one_side.extend(other.one_side);
         self.raw.extend(other.raw);
         self.limits.extend(other.limits);
     }
@@ -56,6 +60,7 @@ impl Results {
     fn is_empty(&self) -> bool {
         self.transfers.is_empty()
             && self.peers.is_empty()
+            && self.one_side.is_empty()
             && self.raw.is_empty()
             && self.limits.is_empty()
     }
@@ -66,6 +71,8 @@ impl Results {
             self.transfers.push(serde_json::from_value(value)?);
         } else if value.get("ratios").is_some() {
             self.peers.push(serde_json::from_value(value)?);
+        } else if value.get("one_side").is_some() {
+            self.one_side.push(serde_json::from_value(value)?);
         } else if value.get("raw").is_some() {
             self.raw.push(serde_json::from_value(value)?);
         } else {

@@ -5,7 +5,7 @@ use crate::args::{PerfEndpoints, TransferMode, TransferOptions};
 use crate::bandwidth::BulkLoad;
 use crate::bounds::{Bounds, Framing, RawLink};
 use crate::daemon::{
-    Retransmissions, WorkerCounters, WorkerUse, settings_of, takes_super_segments,
+    Process, Retransmissions, WorkerCounters, WorkerUse, settings_of, takes_super_segments,
 };
 use crate::end::{Role, TransferEnd, find_device, open_context};
 use crate::live::LiveView;
@@ -18,6 +18,7 @@ use anyhow::anyhow;
 use dpdk::EalConfig;
 use siw::{Context, DeviceInfo};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,8 @@ struct TransferRunner<'a> {
     /// Bulk transfer concurrent with round trips.
     bulk: Option<MeasurementPlan>,
     ctx: Context,
+    /// The target's daemon, if it is another one.
+    target_ctx: Option<Context>,
     machine: MachineRecord,
     /// The client's core and the worker's.
     cores: Option<[usize; 2]>,
@@ -105,6 +108,11 @@ impl<'a> TransferRunner<'a> {
             options,
             bulk,
             ctx,
+            target_ctx: options
+                .target_socket
+                .as_deref()
+                .map(|socket| open_context(Some(socket)))
+                .transpose()?,
             machine: MachineRecord::read(),
             cores,
             allowed,
@@ -131,7 +139,8 @@ impl<'a> TransferRunner<'a> {
     ) -> anyhow::Result<ConnectedEnds> {
         match ends {
             PerfEndpoints::Both { from, to } => {
-                let (from, to) = (find_device(&self.ctx, from)?, find_device(&self.ctx, to)?);
+                let target_ctx = self.target_ctx.as_ref().unwrap_or(&self.ctx);
+                let (from, to) = (find_device(&self.ctx, from)?, find_device(target_ctx, to)?);
                 self.connect_locally(plan, &from, &to)
             }
             PerfEndpoints::Connect { to, from } => self.connect_to_peer(plan, *to, from.as_deref()),
@@ -145,7 +154,9 @@ impl<'a> TransferRunner<'a> {
         from: &DeviceInfo,
         to: &DeviceInfo,
     ) -> anyhow::Result<ConnectedEnds> {
-        let other = open_context(self.options.socket.as_deref())?;
+        let options = self.options;
+        let target_socket = options.target_socket.as_ref().or(options.socket.as_ref());
+        let other = open_context(target_socket.map(PathBuf::as_path))?;
         let mut initiator = TransferEnd::new(&self.ctx, plan, Role::Initiator)?;
         let mut target = TransferEnd::new(&other, plan, Role::Target)?;
         let crc = session::connect_locally(&mut initiator, from, &mut target, to)?;
@@ -160,7 +171,7 @@ impl<'a> TransferRunner<'a> {
                 crc,
             },
             // Frames to a device's own address never reach a port.
-            ring: from.name != to.name && from.driver.contains("ring"),
+            ring: self.target_ctx.is_none() && from.name != to.name && from.driver.contains("ring"),
             ipv6: !from.ips.iter().any(|ip| ip.is_ipv4()),
         })
     }
@@ -248,11 +259,9 @@ impl<'a> TransferRunner<'a> {
         std::thread::sleep(WORKER_SLEEP_TIME);
         let watch = ConditionsWatch::begin(self.cores);
         let bound_before = bounds.as_mut().map(Bounds::measure_all).transpose()?;
-        let counters_before = self.ctx.read_stats().unwrap_or_default();
-        let ticks = TickRate::begin();
+        let use_before = ProcessorUse::read(self);
         let (measured, bulk_gbps) = self.measure_transfer(plan, &mut transfers, bulk.as_ref())?;
-        let tsc_ghz = ticks.ghz();
-        let counters_after = self.ctx.read_stats().unwrap_or_default();
+        let use_after = ProcessorUse::read(self);
         std::thread::sleep(WORKER_SLEEP_TIME);
         let bound_after = bounds.as_mut().map(Bounds::measure_all).transpose()?;
         let conditions = watch.end();
@@ -262,18 +271,15 @@ impl<'a> TransferRunner<'a> {
         let bound = bound_before
             .unwrap_or_default()
             .better_of(bound_after.unwrap_or_default());
-        let tcp = Retransmissions::from_statistics(&counters_after)
-            .growth_since(Retransmissions::from_statistics(&counters_before));
+        let tcp = use_after
+            .retransmissions()
+            .growth_since(use_before.retransmissions());
         if plan.crc.is_some_and(|asked| asked != crc) {
             notes.push("a device's configuration overrides --crc".into());
         }
         let mut report = PerfReport::new(plan, path, &measured, bound, tcp, notes);
-        report.add_workers(workers_used(
-            &counters_before,
-            &counters_after,
-            &measured,
-            tsc_ghz,
-        ));
+        report.add_workers(use_before.workers_until(&use_after, &measured));
+        report.application_percent = use_before.application_percent_until(&use_after);
         if let Some(interval) = self.options.interval {
             report.add_series(&measured, interval);
         }
@@ -291,7 +297,7 @@ impl<'a> TransferRunner<'a> {
         report.bidirectional = self.options.bidirectional;
         report.add_conditions(conditions);
         report.link_loss_ppm = self.options.link_loss.unwrap_or(0);
-        report.settings = settings_of(&counters_after);
+        report.settings = settings_of(&use_after.statistics);
         report.machine = self.machine.clone();
         Ok(report)
     }
@@ -339,7 +345,7 @@ impl<'a> TransferRunner<'a> {
         let framing = Framing::new(ends.path.mtu, ends.ipv6, plan.op);
         let link = if ends.ring { self.link.take() } else { None };
         let statistics = self.ctx.read_stats().unwrap_or_default();
-        let tso = takes_super_segments(&statistics, &ends.path.from);
+        let tso = takes_super_segments(settings_of(&statistics).as_ref(), &ends.path.from);
         let choices = [ends.path.crc, tso];
         Bounds::new(*plan, framing, ends.initiator.huge, link, choices)
     }
@@ -458,45 +464,78 @@ impl ThreadTransfers {
     }
 }
 
-/// Measures the rate of the time-stamp counter.
-struct TickRate {
-    ticks: u64,
-    begin: Instant,
+/// Statistics of the daemons and CPU time of this process at one moment.
+struct ProcessorUse {
+    /// Statistics of the daemon, or of the initiator's.
+    statistics: String,
+    /// Statistics of the target's daemon, if it is another one.
+    target_statistics: Option<String>,
+    application: Option<Duration>,
+    /// Time and time-stamp counter before and after the reading.
+    since: (Instant, u64),
+    until: (Instant, u64),
 }
 
-impl TickRate {
-    fn begin() -> TickRate {
-        TickRate {
-            ticks: dpdk::tsc_now(),
-            begin: Instant::now(),
+impl ProcessorUse {
+    fn read(runner: &TransferRunner<'_>) -> ProcessorUse {
+        let now = || (Instant::now(), dpdk::tsc_now());
+        let read = |ctx: &Context| ctx.read_stats().unwrap_or_default();
+        ProcessorUse {
+            since: now(),
+            statistics: read(&runner.ctx),
+            target_statistics: runner.target_ctx.as_ref().map(read),
+            application: Process::new(std::process::id()).cpu_time().ok(),
+            until: now(),
         }
     }
 
-    /// Ticks per nanosecond since the start.
-    fn ghz(&self) -> f64 {
-        let ticks = dpdk::tsc_now().wrapping_sub(self.ticks);
-        ticks as f64 / self.begin.elapsed().as_nanos().max(1) as f64
+    fn retransmissions(&self) -> Retransmissions {
+        let target = self.target_statistics.as_deref();
+        let target = target.map_or_else(Default::default, Retransmissions::from_statistics);
+        Retransmissions::from_statistics(&self.statistics).plus(target)
+    }
+
+    /// The longest time between two readings: no worker can have run longer.
+    fn time_until(&self, after: &ProcessorUse) -> Duration {
+        after.until.0 - self.since.0
+    }
+
+    /// Work of each worker of both daemons. The readings include the warm-up, and so does the number
+    /// of messages.
+    fn workers_until(&self, after: &ProcessorUse, measured: &Measurement) -> Vec<WorkerUse> {
+        let time = self.time_until(after);
+        let ticks = after.until.1.wrapping_sub(self.since.1);
+        let tsc_ghz = ticks as f64 / time.as_nanos().max(1) as f64;
+        let used = |before: &str, after: &str, end: Option<Role>| -> Vec<WorkerUse> {
+            let before = WorkerCounters::from_statistics(before);
+            let after = WorkerCounters::from_statistics(after);
+            let pairs = before.iter().zip(&after);
+            let messages = measured.all_messages;
+            let between = |(before, after)| WorkerUse {
+                end,
+                ..WorkerUse::between(before, after, time, messages, tsc_ghz)
+            };
+            pairs.map(between).collect()
+        };
+        let (Some(target_before), Some(target_after)) =
+            (&self.target_statistics, &after.target_statistics)
+        else {
+            return used(&self.statistics, &after.statistics, None);
+        };
+        let mut workers = used(&self.statistics, &after.statistics, Some(Role::Initiator));
+        workers.extend(used(target_before, target_after, Some(Role::Target)));
+        workers
+    }
+
+    /// CPU time of this process's threads in percent of a core.
+    fn application_percent_until(&self, after: &ProcessorUse) -> Option<f64> {
+        let ran = after.application?.saturating_sub(self.application?);
+        let share = ran.as_secs_f64() / self.time_until(after).as_secs_f64().max(1e-9);
+        Some((share * 1000.0).round() / 10.0)
     }
 }
 
 /// Plan for connected idle queue pairs.
 fn idle_plan(count: u32) -> MeasurementPlan {
     MeasurementPlan::for_bandwidth(Operation::Write, 64, 1, count)
-}
-
-/// Work of each worker between two readings of the statistics. The readings include the warm-up, so
-/// the message count is scaled up accordingly.
-fn workers_used(before: &str, after: &str, measured: &Measurement, tsc_ghz: f64) -> Vec<WorkerUse> {
-    let (before, after) = (
-        WorkerCounters::from_statistics(before),
-        WorkerCounters::from_statistics(after),
-    );
-    before
-        .iter()
-        .zip(&after)
-        .map(|(before, after)| {
-            let (time, messages) = (measured.whole_time, measured.all_messages);
-            WorkerUse::between(before, after, time, messages, tsc_ghz)
-        })
-        .collect()
 }

@@ -5,8 +5,8 @@ mod other_commands;
 
 pub use endpoints::PerfEndpoints;
 pub use other_commands::{
-    CompareOptions, ConnOptions, LimitsOptions, PageOptions, PeersOptions, PingPongOptions,
-    ScaleOptions,
+    CompareOptions, ConnOptions, LimitsOptions, OneSideOptions, PageOptions, PeersOptions,
+    PingPongOptions, ScaleOptions,
 };
 
 use crate::measurement::RunLimits;
@@ -54,6 +54,10 @@ pub enum PerfCommand {
     /// sizes and cores, medians of alternating rounds. Starts its own daemons and network
     /// namespaces; needs root.
     Peers(PeersOptions),
+    /// Cost of each end alone: initiator and target in two daemons with a core each, joined by
+    /// vhost-user. Messages and bytes per second of each end's core, with CRC and without. Starts its
+    /// own daemons, as any user.
+    OneSide(OneSideOptions),
     /// An HTML page and a table of results that were printed with --json.
     Report(PageOptions),
     /// Compares the same transfers in two result files as ratios; exit code 1 if any became worse.
@@ -195,6 +199,11 @@ pub struct TransferOptions {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
+    /// Control socket of the target's daemon, if it is another one; this process has both ends all
+    /// the same [default: that of --socket].
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["listen", "connect", "bidirectional"])]
+    pub target_socket: Option<PathBuf>,
+
     /// The core to measure on; the daemon's workers should have others [default: the first core
     /// available to this process, if both ends are in it].
     #[arg(long, value_name = "N")]
@@ -314,6 +323,44 @@ fn command_by_mode() -> clap::Command {
 }
 
 impl TransferOptions {
+    /// The default options for measurements of `secs` each, without bounds.
+    pub(crate) fn without_bounds(secs: Duration) -> TransferOptions {
+        TransferOptions {
+            op: Operation::Write,
+            size: Vec::new(),
+            depth: Vec::new(),
+            qps: vec![1],
+            idle_qps: 0,
+            link_loss: None,
+            rounds: 1,
+            interval: None,
+            pause: None,
+            histogram: false,
+            secs,
+            iters: None,
+            from: Vec::new(),
+            to: Vec::new(),
+            listen: None,
+            connect: None,
+            json: false,
+            csv: false,
+            verify: false,
+            inline: false,
+            events: false,
+            cq_mod: 1,
+            crc: Vec::new(),
+            markers: Vec::new(),
+            bidirectional: false,
+            live: false,
+            threads: 1,
+            no_bounds: true,
+            socket: None,
+            target_socket: None,
+            core: None,
+            worker_core: None,
+        }
+    }
+
     /// End of each measurement.
     pub fn limits(&self) -> RunLimits {
         match self.iters {

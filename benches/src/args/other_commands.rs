@@ -1,9 +1,8 @@
 //! Options of the commands that measure more or other things than a single transfer: `peers`,
-//! `conn`, `report`, `compare`, `limits` and `scale`.
+//! `one-side`, `conn`, `report`, `compare`, `limits` and `scale`.
 
 use super::TransferOptions;
 use crate::option_values::{parse_seconds, parse_size};
-use crate::plan::Operation;
 use clap::Args;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,6 +27,36 @@ pub struct PeersOptions {
     /// Only contenders with one of these words in their names.
     #[arg(long, value_name = "WORD,..", value_delimiter = ',')]
     pub only: Vec<String>,
+
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of the measurement of each end alone.
+#[derive(Debug, Clone, Args)]
+pub struct OneSideOptions {
+    /// Rounds; each measures every transfer once with either end on either side of the link.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+
+    /// Seconds of each transfer.
+    #[arg(long, short = 'D', visible_alias = "duration", value_name = "N", default_value = "2",
+          value_parser = parse_seconds)]
+    pub secs: Duration,
+
+    /// Cores of the initiator's and of the target's worker [default: the first two of this process].
+    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
+    pub cores: Option<Vec<usize>>,
+
+    /// MTU of the link, at most 9000.
+    #[arg(long, value_name = "N", default_value_t = 1500,
+          value_parser = clap::value_parser!(u32).range(1280..=9000))]
+    pub mtu: u32,
+
+    /// Check all received data; wrong bytes are an error. Slower, but not at the cost of the workers.
+    #[arg(long)]
+    pub verify: bool,
 
     /// Print the result as one line of JSON.
     #[arg(long)]
@@ -194,37 +223,11 @@ impl ScaleOptions {
     /// Options common to all measurements.
     pub(crate) fn base_options(&self) -> TransferOptions {
         TransferOptions {
-            op: Operation::Write,
-            size: Vec::new(),
-            depth: Vec::new(),
-            qps: vec![1],
-            idle_qps: 0,
-            link_loss: None,
-            rounds: 1,
-            interval: None,
-            pause: None,
-            histogram: false,
-            secs: self.secs,
-            iters: None,
             from: self.from.iter().cloned().collect(),
             to: self.to.iter().cloned().collect(),
-            listen: None,
-            connect: None,
             json: self.json,
-            csv: false,
-            verify: false,
-            inline: false,
-            events: false,
-            cq_mod: 1,
-            crc: Vec::new(),
-            markers: Vec::new(),
-            bidirectional: false,
-            live: false,
-            threads: 1,
-            no_bounds: true,
             socket: self.socket.clone(),
-            core: None,
-            worker_core: None,
+            ..TransferOptions::without_bounds(self.secs)
         }
     }
 }

@@ -37,7 +37,7 @@ pub fn measure_bandwidth(
         Some(_) => ProgressLine::hidden(),
         None => ProgressLine::new(),
     };
-    let (start, mut begin) = (now, now);
+    let mut begin = now;
     let mut warm_up_messages = 0;
     let (mut counted, mut alive) = (None::<Instant>, now);
     initiator.post_to_all(now, true)?;
@@ -94,7 +94,6 @@ pub fn measure_bandwidth(
                     bytes: messages * u64::from(plan.size),
                     time: now - begin,
                     all_messages: warm_up_messages + messages,
-                    whole_time: now - start,
                     latency: all_latencies(&initiator, &load)?,
                     verified: 0,
                     series: std::mem::take(&mut series.counts),

@@ -3,14 +3,15 @@
 
 use anyhow::anyhow;
 use siw_bench::args::{
-    CompareOptions, ConnOptions, LimitsOptions, PageOptions, PeersOptions, PerfCommand,
-    PingPongOptions, ScaleOptions, TransferMode, TransferOptions, parse_command_line,
+    CompareOptions, ConnOptions, LimitsOptions, OneSideOptions, PageOptions, PeersOptions,
+    PerfCommand, PingPongOptions, ScaleOptions, TransferMode, TransferOptions, parse_command_line,
 };
 use siw_bench::churn::queue_pairs_per_second;
 use siw_bench::compare::Comparison;
 use siw_bench::end::{find_device, open_context};
 use siw_bench::html::{format_markdown, format_page};
 use siw_bench::limits::measure_limits;
+use siw_bench::one_side::measure_one_side;
 use siw_bench::peers::{compare_with_peers, tcp_ping_pong};
 use siw_bench::plan::MeasurementPlan;
 use siw_bench::raw::{RawOptions, run_raw};
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         PerfCommand::Raw(options) => run_raw_frames(&options),
         PerfCommand::Limits(options) => print_limits(&options),
         PerfCommand::Peers(options) => print_peers(&options),
+        PerfCommand::OneSide(options) => print_one_side(&options),
         PerfCommand::Report(options) => write_report(&options),
         PerfCommand::Compare(options) => match print_comparison(&options) {
             Ok(true) => return ExitCode::FAILURE,
@@ -155,6 +157,15 @@ fn print_limits(options: &LimitsOptions) -> anyhow::Result<()> {
 
 fn print_peers(options: &PeersOptions) -> anyhow::Result<()> {
     let report = compare_with_peers(options, |step| eprintln!("siw-perf: {step}"))?;
+    match options.json {
+        true => say!("{}\n", serde_json::to_string(&report).unwrap_or_default()),
+        false => say!("{report}"),
+    }
+    Ok(())
+}
+
+fn print_one_side(options: &OneSideOptions) -> anyhow::Result<()> {
+    let report = measure_one_side(options, |step| eprintln!("siw-perf: {step}"))?;
     match options.json {
         true => say!("{}\n", serde_json::to_string(&report).unwrap_or_default()),
         false => say!("{report}"),

@@ -42,6 +42,10 @@ pub fn format_page(results: &Results) -> String {
     for peers in &results.peers {
         add_peers(&mut page, peers);
     }
+    for report in &results.one_side {
+        let text = escape(&report.to_string());
+        let _ = writeln!(page, "<h2>One end alone</h2>\n<pre>{text}</pre>");
+    }
     if !results.raw.is_empty() {
         add_raw_plot(&mut page, &results.raw);
         page.push_str("<h2>Raw frames</h2>\n");
@@ -94,6 +98,9 @@ pub fn format_markdown(results: &Results) -> String {
         }
         text.push('\n');
     }
+    for report in &results.one_side {
+        let _ = writeln!(text, "```text\n{report}```\n");
+    }
     if !results.raw.is_empty() {
         text.push_str(
             "| raw frames | received M/s, Gb/s | sent M/s, Gb/s | dropped | round trip p50, p99 us |\n\
@@ -111,10 +118,16 @@ pub fn format_markdown(results: &Results) -> String {
 fn machines(results: &Results) -> Vec<&MachineRecord> {
     let transfers = results.transfers.iter().map(|report| &report.machine);
     let peers = results.peers.iter().map(|report| &report.machine);
+    let one_side = results.one_side.iter().map(|report| &report.machine);
     let raw = results.raw.iter().map(|report| &report.machine);
     let limits = results.limits.iter().map(|limits| &limits.machine);
     let mut all: Vec<&MachineRecord> = Vec::new();
-    for machine in transfers.chain(peers).chain(raw).chain(limits) {
+    for machine in transfers
+        .chain(peers)
+        .chain(one_side)
+        .chain(raw)
+        .chain(limits)
+    {
         if !all.contains(&machine) {
             all.push(machine);
         }

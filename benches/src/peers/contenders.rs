@@ -2,12 +2,14 @@
 
 use super::PeerFigure::{Bulk64kGbps, CpuSecondsPerGb, CyclesPerMessage, RoundTrip64Us};
 use super::cost::CpuUse;
-use super::daemon::{LinkSettings, OwnDaemon, sibling_program};
+use super::default_daemon::{LinkSettings, start_default_daemon};
 use super::namespaces::{NamespacePair, SERVER_ADDRESS, VethSettings};
-use super::run_program::{RunningProgram, run_measured, run_to_end};
+use super::run_program::{run_measured, run_to_end};
 use super::testpmd;
 use super::{MeasuredValues, PeerFigure};
 use crate::args::PeersOptions;
+use crate::own_daemon::{OwnDaemon, sibling_program};
+use crate::running_program::RunningProgram;
 use anyhow::{anyhow, bail};
 use serde_json::Value;
 use std::process::Command;
@@ -129,7 +131,7 @@ fn own_devices(
     time: Duration,
 ) -> Contender {
     let measure = move || {
-        let daemon = OwnDaemon::start(worker, link)?;
+        let daemon = start_default_daemon(worker, link)?;
         let core = client.to_string();
         let on_core = ["--core", &core[..]];
         let run = |arguments: &[&str]| siw_perf(&daemon, &[arguments, &on_core[..]].concat(), time);
@@ -170,7 +172,7 @@ fn own_devices(
 /// process.
 fn own_drop_in(name: &str, [client, worker]: [usize; 2], time: Duration) -> Contender {
     let measure = move || {
-        let daemon = OwnDaemon::start(worker, LinkSettings::default())?;
+        let daemon = start_default_daemon(worker, LinkSettings::default())?;
         let program = |device: &str| {
             let mut command = Command::new("taskset");
             command

@@ -5,7 +5,7 @@
 
 mod contenders;
 mod cost;
-mod daemon;
+mod default_daemon;
 mod namespaces;
 mod run_program;
 pub mod tcp_ping_pong;

@@ -1,78 +1,15 @@
-//! Starts the programs of contenders with a time limit, and reads their output.
+//! Runs programs of contenders to their end with a time limit, and reads their output.
 
 use super::cost::{CpuSampler, CpuUse};
+use crate::running_program::describe_start;
 use anyhow::{anyhow, bail};
-use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time limit of one program.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// Time limit from asking a program to end until it exits.
-const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Time between two checks of a running program.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-
-/// A running program, killed and reaped when dropped.
-pub(super) struct RunningProgram(Child);
-
-impl RunningProgram {
-    /// Starts a program in the background; its output is discarded.
-    pub(super) fn start(command: &mut Command) -> anyhow::Result<RunningProgram> {
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        child
-            .map(RunningProgram)
-            .map_err(|error| describe_start(command, &error))
-    }
-
-    /// Starts a program whose standard output is read.
-    pub(super) fn start_piped(command: &mut Command) -> anyhow::Result<RunningProgram> {
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn();
-        child
-            .map(RunningProgram)
-            .map_err(|error| describe_start(command, &error))
-    }
-
-    /// Asks the program to end and waits for it; if it does not, it is killed when dropped.
-    pub(super) fn stop(&mut self) {
-        let Some(pid) = Pid::from_raw(self.0.id() as i32) else {
-            return;
-        };
-        let deadline = Instant::now() + STOP_TIME_LIMIT;
-        let _ = kill_process(pid, Signal::TERM);
-        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(LOOK_INTERVAL);
-        }
-    }
-
-    /// The program's process id.
-    pub(super) fn pid(&self) -> u32 {
-        self.0.id()
-    }
-
-    pub(super) fn child(&mut self) -> &mut Child {
-        &mut self.0
-    }
-}
-
-impl Drop for RunningProgram {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn describe_start(command: &Command, error: &std::io::Error) -> anyhow::Error {
-    anyhow!("{}: {error}", command.get_program().to_string_lossy())
-}
 
 /// Runs a program to its end. Returns its output, or its error text.
 pub(super) fn run_to_end(command: &mut Command) -> anyhow::Result<String> {
@@ -160,6 +97,7 @@ fn wait_with_limit(mut child: Child, mut on_look: impl FnMut(u32)) -> anyhow::Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::running_program::RunningProgram;
 
     #[test]
     fn a_program_that_fails_says_why() {

@@ -3,11 +3,12 @@
 
 use super::PeerFigure::RingMframes;
 use super::contenders::Contender;
-use super::daemon::sibling_program;
-use super::run_program::{RunningProgram, run_to_end};
+use super::run_program::run_to_end;
+use crate::own_daemon::sibling_program;
+use crate::running_program::RunningProgram;
 use anyhow::anyhow;
 use std::io::Read;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -62,7 +63,7 @@ fn testpmd_frames([first, core]: [usize; 2], time: Duration) -> Contender {
             .args(["--vdev", "net_ring0", "--vdev", "net_ring1", "--"])
             .args(["--forward-mode=macswap", "--tx-first", "--stats-period=1"])
             .args([&format!("--burst={BURST}"), "--total-num-mbufs=8192"]);
-        let mut testpmd = RunningProgram::start_piped(&mut command)?;
+        let mut testpmd = RunningProgram::start_piped(&mut command, Stdio::null())?;
         sleep(time.max(2 * RATE_INTERVAL) + RATE_INTERVAL);
         testpmd.stop();
         let mut text = String::new();
