@@ -171,7 +171,7 @@ static void drop_regions(void) {
     }
 }
 
-/* Forgets the streams and everything that belongs to them; the listener stays. */
+/* Forgets the listener, the streams and everything that belongs to them. */
 static void forget(void) {
     for (int at = 0; at < 2; at++) {
         struct stream *of = &streams[at];
@@ -203,6 +203,9 @@ static void forget(void) {
         if (of->channel) ibv_destroy_comp_channel(of->channel);
     }
     memset(streams, 0, sizeof streams);
+    /* Linux siw 6.1 refuses everybody at a listener that many requests were left at. */
+    if (listener) rdma_destroy_id(listener);
+    listener = NULL;
     if (shared) ibv_destroy_srq(shared);
     shared = NULL;
     if (other_pd) ibv_dealloc_pd(other_pd);

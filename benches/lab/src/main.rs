@@ -7,8 +7,8 @@ use std::io::{IsTerminal, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
@@ -262,6 +262,9 @@ struct Mutants {
     #[arg(long, default_value = "siw-lab-mutants")]
     output: PathBuf,
 }
+
+/// Interval of the lines about a run's progress where there is no terminal.
+const PROGRESS: Duration = Duration::from_secs(30);
 
 /// Prints formatted text; a reader that has seen enough, like head(1), ends the program.
 macro_rules! say {
@@ -1031,11 +1034,22 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
     let total = instances.len();
     let done = AtomicUsize::new(0);
     let terminal = std::io::stderr().is_terminal();
+    let told = Mutex::new(begin);
     let progress = |outcome: &Outcome| {
         let count = done.fetch_add(1, Ordering::Relaxed) + 1;
         if terminal {
             eprint!("\r{count}/{total} {:60}", outcome.name());
             let _ = std::io::stderr().flush();
+            return;
+        }
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.elapsed() >= PROGRESS {
+            *told = Instant::now();
+            let seconds = begin.elapsed().as_secs();
+            eprintln!(
+                "siw-lab: {count} of {total} instances in {seconds} s, {}",
+                outcome.name()
+            );
         }
     };
     let (mut outcomes, mut lost) = (Vec::new(), None);

@@ -104,7 +104,7 @@ impl Suite<'_> {
         }
         let failing = self.failing.load(Ordering::Relaxed);
         if let Err(reason) = self.sane(true)
-            && !self.restart()
+            && !self.restart(&reason)
         {
             let mut outcome = Outcome::of(case, params);
             if failing {
@@ -120,11 +120,12 @@ impl Suite<'_> {
         }
         let mut outcome = run(self.target, case, params);
         if let Err(reason) = self.sane(false) {
+            let name = outcome.name();
             outcome.worsen(
                 Verdict::Dead,
                 format!("the target does not converse after the case: {reason}"),
             );
-            if !self.restart() {
+            if !self.restart(&format!("after {name} {reason}")) {
                 self.bury(case.group());
             }
         }
@@ -160,13 +161,14 @@ impl Suite<'_> {
     }
 
     /// Starts a dead target again; returns whether it converses then.
-    fn restart(&self) -> bool {
+    fn restart(&self, reason: &str) -> bool {
         let Some(command) = &self.target.restart else {
             return false;
         };
         if self.stopped.load(Ordering::Relaxed) {
             return false;
         }
+        eprintln!("siw-lab: starting the target again: {reason}");
         if let Err(error) = restart_by(command) {
             eprintln!("siw-lab: the target was not started again: {error:#}");
             return false;
