@@ -30,14 +30,63 @@ pub struct Pattern {
 impl Pattern {
     /// Returns the byte of the pattern at a stream position.
     pub fn byte(salt: u64, at: u64) -> u8 {
-        ((at ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51) as u8
+        Self::top_byte((at ^ salt).wrapping_mul(Self::FACTOR))
+    }
+
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    fn top_byte(product: u64) -> u8 {
+        (product >> 51) as u8
+    }
+
+    /// Writes the bytes of the pattern from the stream position `start` on. The products of eight
+    /// positions differ by constants, so that one multiplication serves them all.
+    fn fill(salt: u64, start: u64, out: &mut [u8]) {
+        let head = (start.wrapping_neg() % 8).min(out.len() as u64);
+        let (head, rest) = out.split_at_mut(head as usize);
+        let (blocks, tail) = rest.as_chunks_mut::<8>();
+        let mut at = start;
+        for byte in head {
+            *byte = Self::byte(salt, at);
+            at += 1;
+        }
+        let steps: [u64; 8] =
+            core::array::from_fn(|i| (i as u64 ^ salt & 7).wrapping_mul(Self::FACTOR));
+        for block in blocks {
+            let product = ((at ^ salt) & !7).wrapping_mul(Self::FACTOR);
+            *block = steps.map(|step| Self::top_byte(product.wrapping_add(step)));
+            at += 8;
+        }
+        for byte in tail {
+            *byte = Self::byte(salt, at);
+            at += 1;
+        }
+    }
+
+    /// Returns the stream position of the first byte that differs from the pattern; `start` is that of
+    /// the first byte.
+    pub fn first_difference(salt: u64, start: u64, bytes: &[u8]) -> Option<u64> {
+        let mut expected = [0; 256];
+        let mut at = start;
+        for part in bytes.chunks(expected.len()) {
+            let expected = &mut expected[..part.len()];
+            Self::fill(salt, at, expected);
+            if *expected != *part {
+                let first = part.iter().zip(expected).position(|(is, want)| is != want);
+                return first.map(|first| at + first as u64);
+            }
+            at += part.len() as u64;
+        }
+        None
     }
 }
 
 impl RecordBytes for Pattern {
     fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>) {
+        let before = out.len();
+        out.resize(before + len as usize, 0);
         let from = self.start + u64::from(offset);
-        out.extend((from..from + u64::from(len)).map(|at| Pattern::byte(self.salt, at)));
+        Self::fill(self.salt, from, &mut out[before..]);
     }
 }
 
@@ -160,5 +209,39 @@ impl<R: RecordBytes> FrameSink<R> for VecSink {
         }
         self.frames.push_back((frame, *meta));
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_is_the_same_by_byte_and_by_block() {
+        for (salt, start) in [
+            (0, 0),
+            (5, 3),
+            (u64::MAX - 6, 8),
+            (0x1234_5677, (1 << 40) - 5),
+        ] {
+            for len in [0, 1, 5, 8, 20, 300] {
+                let mut bytes = vec![7];
+                let pattern = Pattern {
+                    salt,
+                    start: start - start % 3,
+                };
+                pattern.read((start % 3) as u32, len, &mut bytes);
+                let mut bytes = bytes.split_off(1);
+                assert_eq!(bytes.len(), len as usize);
+                let is_right = |(&byte, at)| byte == Pattern::byte(salt, at);
+                assert!(bytes.iter().zip(start..).all(is_right));
+                assert_eq!(Pattern::first_difference(salt, start, &bytes), None);
+                if let Some(last) = bytes.last_mut() {
+                    *last ^= 1;
+                    let at = start + u64::from(len) - 1;
+                    assert_eq!(Pattern::first_difference(salt, start, &bytes), Some(at));
+                }
+            }
+        }
     }
 }

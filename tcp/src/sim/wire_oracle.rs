@@ -21,6 +21,9 @@
 //! cookie opens a connection anew once the listener's host has forgotten it.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasherDefault;
+
+use ahash::AHasher;
 
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
@@ -36,12 +39,15 @@ pub fn salt_of(ends: &FlowEnds, host: usize) -> u64 {
     (ports * 2 + host as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// The endpoints of a frame are hashed several times for each step of a run.
+type FastHasher = BuildHasherDefault<AHasher>;
+
 /// Checks the frames of all connections between two hosts.
 #[derive(Default)]
 pub struct WireOracle {
     flows: Vec<Flow>,
     /// The newest connection for each pair of endpoints.
-    current: HashMap<FlowEnds, usize>,
+    current: HashMap<FlowEnds, usize, FastHasher>,
     /// The MTU of the path decreases in this run.
     path_narrows: bool,
     /// Hosts answer SYNs with cookies: a late copy of the segment that returned a cookie opens a connection
@@ -49,7 +55,7 @@ pub struct WireOracle {
     pub sends_cookies: bool,
     /// Endpoints between which a connection may have been opened anew from old segments: their frames are
     /// no longer checked.
-    reopened: HashSet<FlowEnds>,
+    reopened: HashSet<FlowEnds, FastHasher>,
     /// The first rule violation.
     violation: Option<String>,
     tail_probes: [u64; 2],
@@ -450,12 +456,9 @@ impl WireOracle {
         }
         let salt = salt_of(ends, from);
         let first = u64::from(start) - 1;
-        let differs = (view.payload.iter().zip(first..))
-            .position(|(&byte, position)| byte != Pattern::byte(salt, position));
-        if let Some(at) = differs {
+        if let Some(at) = Pattern::first_difference(salt, first, view.payload) {
             return Err(format!(
-                "byte {} of the stream differs from the pushed byte",
-                first + at as u64
+                "byte {at} of the stream differs from the pushed byte"
             ));
         }
         if view.flags & FIN != 0 {

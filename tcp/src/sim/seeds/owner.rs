@@ -139,12 +139,8 @@ impl ScriptedOwner {
         let count = queue.len_bytes().min(most);
         let (mut at, mut wrong) = (self.received, None);
         queue.for_each_chunk(0, count, |chunk| {
-            for &byte in chunk {
-                if byte != Pattern::byte(self.peer_salt, at) {
-                    wrong.get_or_insert(at);
-                }
-                at += 1;
-            }
+            wrong = wrong.or_else(|| Pattern::first_difference(self.peer_salt, at, chunk));
+            at += chunk.len() as u64;
         });
         if let Some(at) = wrong {
             return Err(format!(
