@@ -247,7 +247,10 @@ impl StallDetector {
         }
         end.check_alive()?;
         if self.since.get_or_insert_with(Instant::now).elapsed() > STALL_TIMEOUT {
-            bail!("no answer for {} s", STALL_TIMEOUT.as_secs());
+            bail!(
+                "no answer for {} s although the connection is up",
+                STALL_TIMEOUT.as_secs()
+            );
         }
         Ok(())
     }

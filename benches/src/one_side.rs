@@ -480,7 +480,7 @@ impl fmt::Display for OneSideReport {
 fn format_rate(mmsgs: f64) -> String {
     match mmsgs >= 1.0 {
         true => format!("{mmsgs:.3} M/s"),
-        false => format!("{:.3} k/s", mmsgs * 1e3),
+        false => format!("{:.1} k/s", mmsgs * 1e3),
     }
 }
 
@@ -577,6 +577,8 @@ mod tests {
             results: BTreeMap::from([(transfer.name.to_owned(), result)]),
             machine: MachineRecord::default(),
         };
+        let json = serde_json::to_string(&report).unwrap();
+        let report: OneSideReport = serde_json::from_str(&json).unwrap();
         let text = report.to_string();
         for part in [
             "the initiator's on core 0, the target's on core 1",

@@ -295,6 +295,19 @@ const UNUSED_OPTIONS: [(&str, &[&str]); 4] = [
     ),
 ];
 
+/// Help of options that mean something else in modes that measure one round trip at a time.
+const HELP_OF_ROUND_TRIPS: [(&str, &str); 3] = [
+    (
+        "interval",
+        "Seconds between two lines of --live [default: 1]",
+    ),
+    ("iters", "Round trips to measure, instead of seconds"),
+    (
+        "live",
+        "Show progress once a second, or at each --interval: round trips, workers, retransmissions",
+    ),
+];
+
 /// The command line, with the help of each subcommand limited to the options that it has.
 fn command_by_mode() -> clap::Command {
     let mut command = PerfOptions::command();
@@ -311,6 +324,14 @@ fn command_by_mode() -> clap::Command {
             };
             let subcommand = unused.iter().fold(subcommand, hide);
             subcommand.mut_arg("size", |option| option.help(size))
+        });
+    }
+    for mode in ["lat", "mixed"] {
+        command = command.mut_subcommand(mode, |subcommand| {
+            let explain = |subcommand: clap::Command, (option, help)| {
+                subcommand.mut_arg(option, |option| option.help(help))
+            };
+            HELP_OF_ROUND_TRIPS.into_iter().fold(subcommand, explain)
         });
     }
     for (mode, default) in [("bw", "8"), ("rate", "128")] {
@@ -662,6 +683,7 @@ mod tests {
         ] {
             assert!(!lat.contains(foreign), "{foreign}");
         }
+        assert!(lat.contains("Round trips to measure") && !lat.contains("each thread"));
         assert!(!help("mixed").contains("--listen"));
     }
 
