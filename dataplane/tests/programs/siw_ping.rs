@@ -138,3 +138,18 @@ fn a_server_whose_daemon_dies_ends_with_an_error() {
     let (ok, _) = s.output();
     assert!(!ok);
 }
+
+#[test]
+fn a_client_whose_reader_is_gone_ends_quietly() {
+    let daemon = Daemon::loopback();
+    let (_server, port) = server(&daemon, &[]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let out = ping(&daemon, &["-C", "3", "-v"])
+        .args(["-c", "-a", "10.77.0.2", "-p", &port])
+        .stdout(writer)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.is_empty(), "{out:?}");
+}

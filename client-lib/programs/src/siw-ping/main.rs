@@ -24,6 +24,8 @@ use siw::{
     Access, CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionRequest, Context, Error,
     QpState,
 };
+use std::fmt;
+use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -187,6 +189,16 @@ fn run_server(args: &PingArgs, ctx: &Context) -> Result<u64, Stop> {
     })
 }
 
+/// Prints a line to standard output. If its reader is gone (`siw-ping ... | head -1`), ends the
+/// program quietly with exit code 0; with 1 after other errors.
+fn print_line(text: fmt::Arguments<'_>) {
+    let mut output = std::io::stdout().lock();
+    let result = writeln!(output, "{text}").and_then(|()| output.flush());
+    if let Err(error) = result {
+        std::process::exit((error.kind() != ErrorKind::BrokenPipe).into());
+    }
+}
+
 /// Prints the outcome of a role; returns whether it succeeded.
 fn print_result(args: &PingArgs, result: Result<u64, Stop>) -> bool {
     let (pings, error) = match result {
@@ -199,11 +211,9 @@ fn print_result(args: &PingArgs, result: Result<u64, Stop>) -> bool {
     }
     if args.json {
         let role = if args.server { "server" } else { "client" };
-        println!(
-            "{}",
-            serde_json::json!({"role": role, "pings": pings, "size": args.size,
-                               "ok": error.is_none(), "error": error})
-        );
+        let result = serde_json::json!({"role": role, "pings": pings, "size": args.size,
+                                        "ok": error.is_none(), "error": error});
+        print_line(format_args!("{result}"));
     }
     error.is_none()
 }

@@ -1,7 +1,7 @@
 //! One connection and the steps of the protocol on it, for both ends.
 
-use crate::PingArgs;
 use crate::protocol::{BUFFER_INFO_LEN, BufferInfo, ping_data};
+use crate::{PingArgs, print_line};
 use rustix::event::{PollFd, PollFlags, poll};
 use siw::{
     Access, CmChannel, CmEvent, CompletionChannel, ConnectionInfo, Context, Cq, Error, Mr, Pd, Qp,
@@ -275,10 +275,8 @@ impl Session {
         self.data.read(0, &mut data)?;
         let text = data.iter().position(|byte| *byte == 0).unwrap_or(len);
         if verbose {
-            println!(
-                "server ping data: {}",
-                String::from_utf8_lossy(&data[..text])
-            );
+            let text = String::from_utf8_lossy(&data[..text]);
+            print_line(format_args!("server ping data: {text}"));
         }
         let go = BufferInfo::for_region(&self.data, len as u32);
         self.send_info(go)?;
@@ -330,7 +328,8 @@ impl Session {
                 .iter()
                 .position(|byte| *byte == 0)
                 .unwrap_or(back.len());
-            println!("ping data: {}", String::from_utf8_lossy(&back[..text]));
+            let text = String::from_utf8_lossy(&back[..text]);
+            print_line(format_args!("ping data: {text}"));
         }
         Ok(())
     }
