@@ -240,11 +240,17 @@ impl Context {
         self.0.hello.daemon.to_text()
     }
 
-    /// Queries all devices.
+    /// Queries all devices that the daemon had when this context was opened, without those that an operator
+    /// has removed.
     pub fn query_devices(&self) -> Result<Vec<DeviceInfo>, Error> {
-        (0..self.0.hello.n_devices)
-            .map(|i| self.query_device(i))
-            .collect()
+        let mut devices = Vec::new();
+        for index in 0..self.0.hello.n_devices {
+            let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
+            if device.is_deleted == 0 {
+                devices.push(DeviceInfo::from(&device));
+            }
+        }
+        Ok(devices)
     }
 
     /// Queries a device by index.
@@ -425,6 +431,27 @@ impl Context {
     /// As [`Context::change_routes`].
     pub fn change_neighbours(&self, device: u32, change: &str) -> Result<(), Error> {
         self.operate(OperatorAction::ChangeNeighbours, device.into(), change)
+            .map(drop)
+    }
+
+    /// Has the daemon read its configuration again, and open the device of this name: contexts that are
+    /// opened from then on have it.
+    ///
+    /// # Errors
+    /// The caller is not an operator, the device is not in the configuration or runs already, or it cannot
+    /// be opened.
+    pub fn add_device(&self, name: &str) -> Result<(), Error> {
+        self.operate(OperatorAction::AddDevice, 0, name).map(drop)
+    }
+
+    /// Removes a device from the daemon. If processes use it, `force` ends its connections and reports
+    /// DEVICE_FATAL.
+    ///
+    /// # Errors
+    /// The caller is not an operator, the device does not exist, or processes use it.
+    pub fn remove_device(&self, device: u32, force: bool) -> Result<(), Error> {
+        let text = if force { control::FORCE } else { "" };
+        self.operate(OperatorAction::RemoveDevice, device.into(), text)
             .map(drop)
     }
 

@@ -295,10 +295,12 @@ impl CaptureTap {
         if queue.has_ended.load(Ordering::Relaxed) || !self.filter.selects(interface, headers) {
             return;
         }
+        let Some(dropped) = queue.dropped.get(interface as usize) else {
+            // A device that was added later: the file has no interface for it.
+            return;
+        };
         let drop_frame = || {
-            if let Some(dropped) = queue.dropped.get(interface as usize) {
-                dropped.fetch_add(1, Ordering::Relaxed);
-            }
+            dropped.fetch_add(1, Ordering::Relaxed);
         };
         if queue.frames.is_full() || queue.bytes.load(Ordering::Relaxed) >= QUEUE_BYTES {
             return drop_frame();

@@ -19,19 +19,18 @@ use siw_shm::doorbell::SleepFlag;
 use siw_shm::{SharedMemory, WorkerPage};
 
 use crate::capture::Capture;
-use crate::config::ConfigSource;
+use crate::config::{Config, ConfigSource};
 use crate::control::captures::Captures;
-use crate::control::host_routes::RouteFollower;
-use crate::control::links::WatchedPort;
+use crate::control::device_changes::{DeviceOpener, RunningDevice};
 use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
 use crate::control::reload::Configuration;
 use crate::control::socket::BoundSocket;
 use crate::control::{ControlParts, ControlThread, MapArena, log_refused_calls};
+use crate::datapath::clock::TscClock;
 use crate::datapath::inbox::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
 use crate::frame_taps::FrameTaps;
 use crate::host;
-use crate::host_path::{HostThread, HostThreadParts};
 use crate::link_traits::PayloadPolicy;
 use crate::prepared::{Prepared, StartedDpdk, look_up_operators};
 use crate::start_error::StartError;
@@ -78,7 +77,7 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
     }
     let prepared = Prepared::new(config);
     prepared.check_host().into_result()?;
-    let claims = prepared.claim_host(prepared.cores.len())?;
+    let mut claims = prepared.claim_host(prepared.cores.len())?;
     let config = &prepared.config;
     let operators = look_up_operators(config)?;
     let socket = BoundSocket::bind(&config.control)?;
@@ -87,7 +86,9 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
     let dpdk = prepared.start_dpdk("siwd", POOL_CACHE)?;
     let mut devices =
         device::open_devices(&dpdk, &prepared.devices, workers).map_err(StartError::Device)?;
-    device::set_up_host_paths(&mut devices).map_err(StartError::Device)?;
+    for device in &mut devices {
+        device.set_up_host_path().map_err(StartError::Device)?;
+    }
     let names = prepared.device_names();
     let capture = config
         .capture
@@ -112,18 +113,15 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
         .confine
         .then(|| install_confinement(&channels))
         .transpose()?;
+    let opener = device_opener(&prepared, &dpdk, devices.len(), &channels)?;
     let threads = start_workers(
-        &prepared,
-        &dpdk,
+        config,
+        &opener,
         &mut devices,
         capture.as_ref(),
         &channels,
         confinement,
     )?;
-    let watched_ports = watched_ports(&devices);
-    let host_routes = follow_routes(&devices)?;
-    let host_threads = start_host_threads(&prepared, &dpdk, &mut devices, &channels)?;
-
     let arena_readers = arena_readers(&devices);
     let nic_arenas = (!arena_readers.is_empty()).then(dpdk::external_regions_left);
     let summary = ready_line(&prepared, dpdk.hugepages, json);
@@ -133,6 +131,17 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
         prepared.cores.len(),
         nic_arenas,
     );
+    let settings = settings_json(&prepared, dpdk.hugepages);
+    let ports_use_dma = devices.iter().any(|device| device.port.needs_dma_map());
+    let claimed = std::mem::take(&mut claims.devices);
+    let devices = devices.into_iter().zip(claimed).enumerate();
+    let devices = devices
+        .map(|(index, (device, claims))| RunningDevice::start(&opener, index, device, claims))
+        .collect::<std::io::Result<Vec<_>>>()
+        .map_err(|source| StartError::Os {
+            what: "a host thread cannot start",
+            source,
+        })?;
     let parts = ControlParts {
         socket,
         signals,
@@ -143,17 +152,13 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
         captures: Captures::new(names, capture.as_ref().map(|capture| capture.tap().clone())),
         operators,
         subordinates: SubordinateUsers::read_file(SUBORDINATE_UIDS.as_ref()),
-        devices: devices.iter().map(OpenDevice::client_view).collect(),
-        watched_ports,
-        host_routes,
+        devices,
+        opener,
         keys: channels.keys,
         page: channels.page,
         hugepages: dpdk.hugepages,
-        ports_use_dma: devices.iter().any(|device| device.port.needs_dma_map()),
-        sends_by_reference: devices
-            .iter()
-            .any(|device| device.link.payload != PayloadPolicy::Copy),
-        settings: settings_json(&prepared, dpdk.hugepages, &devices),
+        ports_use_dma,
+        settings,
         map_arena: arena_mapper(&prepared, &dpdk.eal, arena_readers),
     };
     let mut control =
@@ -175,15 +180,12 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
         }
     }
     log_refused_calls();
-    drop(host_threads);
     control.let_clients_go();
+    // Closes the ports.
     drop(control);
     // Frames may wait in the mailboxes; their pool is freed below.
     drop(channels.mailboxes);
     drop(capture);
-    for device in devices {
-        device.port.close();
-    }
     drop(dpdk);
     drop(claims);
     tracing::info!("stopped");
@@ -265,33 +267,45 @@ fn install_confinement(channels: &WorkerChannels) -> Result<Confinement, StartEr
         })
 }
 
-/// Starts a thread for each core, with its queues of every device.
-fn start_workers(
+/// Everything that devices need of the daemon.
+fn device_opener(
     prepared: &Prepared,
     dpdk: &StartedDpdk,
+    devices: usize,
+    channels: &WorkerChannels,
+) -> Result<DeviceOpener, StartError> {
+    let config = &prepared.config;
+    let stacks = SharedStackConfig::generate_secrets(
+        config.limits.connections as usize,
+        config.dpdk.buffers,
+        prepared.cores.len() * devices,
+    );
+    let mailboxes = channels.mailboxes.iter();
+    Ok(DeviceOpener {
+        dpdk: dpdk.clone(),
+        cores: prepared.cores.clone(),
+        buffer_room: prepared.buffer_room,
+        stacks: stacks.map_err(|source| StartError::Os {
+            what: "the secrets of the TCP stacks cannot be generated",
+            source,
+        })?,
+        clock: TscClock::new(),
+        inboxes: mailboxes.map(|mailbox| mailbox.inbox.clone()).collect(),
+    })
+}
+
+/// Starts a thread for each core, with its queues of every device.
+fn start_workers(
+    config: &Config,
+    opener: &DeviceOpener,
     devices: &mut [OpenDevice],
     capture: Option<&Capture>,
     channels: &WorkerChannels,
     confinement: Option<Confinement>,
 ) -> Result<Vec<JoinHandle<()>>, StartError> {
-    let config = &prepared.config;
-    let stack_config = SharedStackConfig::generate_secrets(
-        config.limits.connections as usize,
-        config.dpdk.buffers,
-        prepared.cores.len() * devices.len(),
-    );
-    let stack_config = stack_config.map_err(|source| StartError::Os {
-        what: "the secrets of the TCP stacks cannot be generated",
-        source,
-    })?;
-    let inboxes: Arc<[_]> = channels
-        .mailboxes
-        .iter()
-        .map(|mailbox| mailbox.inbox.clone())
-        .collect();
     let taps = FrameTaps::new(capture.map(|capture| capture.tap().clone()), None);
     let mut threads = Vec::new();
-    for (index, core) in prepared.cores.iter().copied().enumerate() {
+    for (index, core) in opener.cores.iter().copied().enumerate() {
         let sleeping = channels.page.sleep_flag(index as u32);
         let (Some(reader), Some(sleeping)) = (channels.keys.register_reader(), sleeping) else {
             return Err(too_many_workers());
@@ -300,7 +314,7 @@ fn start_workers(
             .iter_mut()
             .enumerate()
             .filter_map(|(device_index, device)| {
-                let mut worker_port = device.worker_port(device_index, index, &stack_config)?;
+                let mut worker_port = device.worker_port(device_index, index, &opener.stacks)?;
                 worker_port.taps = taps.clone();
                 Some(worker_port)
             })
@@ -310,73 +324,18 @@ fn start_workers(
             core,
             idle: config.workers.idle,
             spin: Duration::from_micros(config.workers.spin_us.into()),
+            clock: opener.clock.clone(),
             ports,
-            pool: dpdk.pool.clone(),
+            pool: opener.dpdk.pool.clone(),
             keys: reader,
             sleeping,
             max_pending_per_user: config.limits.pending_connections_of_user() as usize,
             mailbox: channels.mailboxes[index].clone(),
-            inboxes: inboxes.clone(),
+            inboxes: opener.inboxes.clone(),
         };
-        threads.push(start_worker(&dpdk.eal, worker, confinement)?);
+        threads.push(start_worker(&opener.dpdk.eal, worker, confinement)?);
     }
     Ok(threads)
-}
-
-/// Starts a thread for each device that is shared with the kernel. The first worker, which serves
-/// every device, sends for it.
-fn start_host_threads(
-    prepared: &Prepared,
-    dpdk: &StartedDpdk,
-    devices: &mut [OpenDevice],
-    channels: &WorkerChannels,
-) -> Result<Vec<HostThread>, StartError> {
-    let mut threads = Vec::new();
-    for (index, device) in devices.iter_mut().enumerate() {
-        let Some(host) = device.host.take() else {
-            continue;
-        };
-        let parts = HostThreadParts {
-            device: index,
-            tap: host.tap,
-            queue: host.queue,
-            inbox: channels.mailboxes[0].inbox.clone(),
-            pool: dpdk.pool.clone(),
-            vlan: device.config.vlan.as_ref().map(|vlan| *vlan.get_ref()),
-            mtu: *device.config.mtu.get_ref(),
-            worker_cores: prepared.cores.clone(),
-        };
-        let thread = HostThread::start(&dpdk.eal, parts).map_err(|source| StartError::Os {
-            what: "a host thread cannot start",
-            source,
-        })?;
-        threads.push(thread);
-    }
-    Ok(threads)
-}
-
-/// Follows the kernel's routes on the interfaces of devices that ask for them.
-fn follow_routes(devices: &[OpenDevice]) -> Result<RouteFollower, StartError> {
-    let interface = |device: &OpenDevice| {
-        let host = device.host.as_ref().filter(|host| host.settings.routes);
-        let shared = device.port.xdp_interface();
-        let shared = shared.filter(|_| device.config.host_routes);
-        host.map(|host| host.tap.index()).or(shared)
-    };
-    RouteFollower::new(devices.iter().map(interface).collect()).map_err(|source| StartError::Os {
-        what: "the kernel's routes cannot be followed",
-        source,
-    })
-}
-
-/// The ports whose links can go down: all except those in memory.
-fn watched_ports(devices: &[OpenDevice]) -> Vec<Option<WatchedPort>> {
-    let watched = |device: &OpenDevice| WatchedPort {
-        port: device.port.share(),
-        host_interface: device.host.as_ref().map(|host| host.tap.index()),
-    };
-    let port = |device: &OpenDevice| (!device.link.in_process).then(|| watched(device));
-    devices.iter().map(port).collect()
 }
 
 /// The NICs that read arenas by DMA.
@@ -509,13 +468,8 @@ fn ready_line(prepared: &Prepared, hugepages: bool, json: bool) -> String {
 }
 
 /// The effective settings that determine siwd's performance.
-fn settings_json(
-    prepared: &Prepared,
-    hugepages: bool,
-    devices: &[OpenDevice],
-) -> serde_json::Value {
+fn settings_json(prepared: &Prepared, hugepages: bool) -> serde_json::Value {
     let workers = &prepared.config.workers;
-    let devices: Vec<_> = devices.iter().map(OpenDevice::settings_json).collect();
     serde_json::json!({
         "cores": prepared.cores,
         "idle": workers.idle,
@@ -524,6 +478,5 @@ fn settings_json(
         "confine": workers.confine,
         "hugepages": hugepages,
         "dpdk": Eal::version(),
-        "devices": devices,
     })
 }

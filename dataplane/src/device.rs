@@ -1,5 +1,6 @@
 //! Devices: the configuration's links become DPDK ports, with one worker port for each worker.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,42 +77,60 @@ pub fn open_devices(
     configs: &[DeviceConfig],
     workers: usize,
 ) -> Result<Vec<OpenDevice>, String> {
-    let mut pairs: Vec<(String, Port)> = Vec::new();
+    let mut pairs = SecondEnds::default();
     let mut devices = Vec::new();
-    for config in configs {
-        let name = &config.name.get_ref().0;
-        let fail = |error: dpdk::Error| format!("device {name}: {error}");
-        let wanted = queues_of(configs, config, workers);
-        let port = match config.link_source() {
-            LinkSource::Pair(pair) => {
-                match pairs.iter().position(|(other_name, _)| *other_name == pair) {
-                    Some(at) => pairs.swap_remove(at).1,
-                    None => {
-                        // Device names of rings are global in DPDK, and short.
-                        let label = format!("siw_{}", pairs.len() + devices.len());
-                        let (first_end, second_end) =
-                            Port::create_ring_pair(&dpdk.eal, &label, workers as u16, PAIR_RING)
-                                .map_err(fail)?;
-                        pairs.push((pair, second_end));
-                        first_end
-                    }
-                }
-            }
-            LinkSource::Vdev(devargs) => {
-                Port::attach_vdev(&dpdk.eal, &vdev_args(config, &devargs)).map_err(fail)?
-            }
-            LinkSource::Pci(address) => Port::attach_pci(&dpdk.eal, &address).map_err(fail)?,
-            LinkSource::Xdp(interface) => {
-                let link = xdp_link(config, interface);
-                Port::attach_xdp(&dpdk.eal, &link).map_err(fail)?
-            }
-        };
-        let host_ports = share_ports(config, &port)?;
-        let mut device = start_device(config, port, &dpdk.pool, wanted)?;
-        device.host_ports = host_ports;
-        devices.push(device);
+    for (index, config) in configs.iter().enumerate() {
+        devices.push(open_device(
+            dpdk, configs, config, index, workers, &mut pairs,
+        )?);
     }
     Ok(devices)
+}
+
+/// Second ends, by name, of the pairs of which one end is a device.
+pub type SecondEnds = HashMap<String, Port>;
+
+/// Opens and starts the port of `config`, the device with this `index`, which is among `configs`.
+///
+/// # Errors
+/// As [`open_devices`].
+pub fn open_device(
+    dpdk: &StartedDpdk,
+    configs: &[DeviceConfig],
+    config: &DeviceConfig,
+    index: usize,
+    workers: usize,
+    pairs: &mut SecondEnds,
+) -> Result<OpenDevice, String> {
+    let name = &config.name.get_ref().0;
+    let fail = |error: dpdk::Error| format!("device {name}: {error}");
+    let wanted = queues_of(configs, config, workers);
+    let port = match config.link_source() {
+        LinkSource::Pair(pair) => match pairs.remove(&pair) {
+            Some(second_end) => second_end,
+            None => {
+                // Device names of rings are global in DPDK, and short.
+                let label = format!("siw_{index}");
+                let (first_end, second_end) =
+                    Port::create_ring_pair(&dpdk.eal, &label, workers as u16, PAIR_RING)
+                        .map_err(fail)?;
+                pairs.insert(pair, second_end);
+                first_end
+            }
+        },
+        LinkSource::Vdev(devargs) => {
+            Port::attach_vdev(&dpdk.eal, &vdev_args(config, &devargs)).map_err(fail)?
+        }
+        LinkSource::Pci(address) => Port::attach_pci(&dpdk.eal, &address).map_err(fail)?,
+        LinkSource::Xdp(interface) => {
+            let link = xdp_link(config, interface);
+            Port::attach_xdp(&dpdk.eal, &link).map_err(fail)?
+        }
+    };
+    let host_ports = share_ports(config, &port)?;
+    let mut device = start_device(config, port, &dpdk.pool, wanted)?;
+    device.host_ports = host_ports;
+    Ok(device)
 }
 
 /// Opens the virtual devices as far as this has no effect on the machine, and compares their settings
@@ -178,31 +197,6 @@ fn queues_of(configs: &[DeviceConfig], config: &DeviceConfig, workers: usize) ->
         .filter_map(|other| other.queues.as_ref())
         .map(|queues| usize::from(*queues.get_ref()))
         .fold(workers, usize::min) as u16
-}
-
-/// Sets up the kernel's part of the devices that have `host_interface`.
-///
-/// # Errors
-/// A text that names the device and the missing resource.
-pub fn set_up_host_paths(devices: &mut [OpenDevice]) -> Result<(), String> {
-    for device in devices {
-        let Some(settings) = HostSettings::of_device(&device.config) else {
-            continue;
-        };
-        let name = &device.config.name.get_ref().0;
-        let mtu = *device.config.mtu.get_ref();
-        let host = HostPath::set_up(settings, device.mac, mtu)
-            .map_err(|error| format!("device {name}: {error}"))?;
-        tracing::info!(
-            device = %name,
-            interface = host.tap.name(),
-            ports = host.ports.connect_ports().len(),
-            "the kernel shares the device"
-        );
-        device.host_ports = Some(host.ports.clone());
-        device.host = Some(host);
-    }
-    Ok(())
 }
 
 /// Bytes that a packet buffer must hold for the device.
@@ -400,12 +394,36 @@ fn derived_mac(name: &str, config: &DeviceConfig) -> [u8; 6] {
 }
 
 impl OpenDevice {
+    /// Sets up the kernel's part of a device that has `host_interface`.
+    ///
+    /// # Errors
+    /// A text that names the device and the missing resource.
+    pub fn set_up_host_path(&mut self) -> Result<(), String> {
+        let Some(settings) = HostSettings::of_device(&self.config) else {
+            return Ok(());
+        };
+        let name = &self.config.name.get_ref().0;
+        let host = HostPath::set_up(settings, self.mac, *self.config.mtu.get_ref())
+            .map_err(|error| format!("device {name}: {error}"))?;
+        tracing::info!(
+            device = %name,
+            interface = host.tap.name(),
+            ports = host.ports.connect_ports().len(),
+            "the kernel shares the device"
+        );
+        self.host_ports = Some(host.ports.clone());
+        self.host = Some(host);
+        Ok(())
+    }
+
     /// The device as clients see it.
     pub fn client_view(&self) -> DeviceView {
         let link = self.port.link_status().ok();
         let addresses = self.config.addresses.get_ref().clone();
         DeviceView {
             name: self.config.name.get_ref().0.clone(),
+            config: Arc::new(self.config.clone()),
+            settings: self.settings_json(),
             driver: self.driver.clone(),
             mac: self.mac,
             interface: self.config.kernel_interface(),
@@ -416,6 +434,7 @@ impl OpenDevice {
             mtu: *self.config.mtu.get_ref(),
             link_mbps: link.as_ref().map_or(0, |status| status.mbps),
             is_gone: false,
+            is_deleted: false,
             unserved_queues: 0,
             link_up: self.link.in_process || link.is_none_or(|status| status.up),
             link_downs: 0,
@@ -432,7 +451,7 @@ impl OpenDevice {
     }
 
     /// Effective settings of the device's configuration and link.
-    pub fn settings_json(&self) -> serde_json::Value {
+    fn settings_json(&self) -> serde_json::Value {
         let DeviceConfig { mtu, mpa, .. } = &self.config;
         serde_json::json!({
             "device": self.config.name.get_ref().0,
@@ -605,6 +624,7 @@ impl OpenDevice {
 }
 
 /// Secrets and limits that every stack shares.
+#[derive(Clone)]
 pub struct SharedStackConfig {
     /// Key of the initial sequence numbers (RFC 6528).
     pub isn_key: [u8; 16],

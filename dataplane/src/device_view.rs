@@ -6,7 +6,7 @@ use std::sync::Arc;
 use siw_shm::device_identity::interface_index;
 use siw_tcp::{LearnedRoutes, Steering};
 
-use crate::config::Cidr;
+use crate::config::{Cidr, DeviceConfig};
 use crate::host_ports::HostPorts;
 
 /// Attributes of one device: reported to clients, and used to select a device for a connection.
@@ -14,6 +14,10 @@ use crate::host_ports::HostPorts;
 pub struct DeviceView {
     /// Name in the configuration, such as `siw0`.
     pub name: String,
+    /// The device's table of the configuration.
+    pub config: Arc<DeviceConfig>,
+    /// Effective settings of the configuration and the link, as shown to operators.
+    pub settings: serde_json::Value,
     /// Name of the DPDK driver, such as `net_ring`.
     pub driver: String,
     /// MAC address of the port.
@@ -40,6 +44,8 @@ pub struct DeviceView {
     pub link_downs: u64,
     /// The device was removed from the machine, or is unusable for another reason.
     pub is_gone: bool,
+    /// An operator deleted the device: it is gone, and lists leave it out.
+    pub is_deleted: bool,
     /// Connections request CRC by default.
     pub crc: bool,
     /// Applications cannot turn off CRC.

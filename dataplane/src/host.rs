@@ -148,7 +148,18 @@ fn no_such_core(core: usize) -> HostError {
 
 /// The claim of one worker on its core, exclusive if the worker polls, shared if it sleeps; or the
 /// claim of the daemon on a NIC.
-pub struct HostClaim(#[allow(dead_code, reason = "held for its lock")] Option<Flock<File>>);
+pub struct HostClaim {
+    path: PathBuf,
+    #[allow(dead_code, reason = "held for its lock")]
+    lock: Option<Flock<File>>,
+}
+
+impl HostClaim {
+    /// Returns true if this is the lock with that path.
+    pub fn is_at(&self, path: &Path) -> bool {
+        self.path == path
+    }
+}
 
 /// Purpose of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -278,13 +289,18 @@ pub fn claim_interface(
     purpose: LockUse,
 ) -> Result<HostClaim, HostError> {
     make_lock_folder(folder)?;
-    let namespace = fs::metadata("/proc/thread-self/ns/net").map_or(0, |found| found.ino());
-    let name = format!("interface-{namespace}-{interface}.lock");
+    let path = interface_lock(folder, interface);
     let how = FlockArg::LockExclusiveNonblock;
-    lock_for_process(&folder.join(name), how, purpose)?.map_err(|holder| HostError::BusyInterface {
+    lock_for_process(&path, how, purpose)?.map_err(|holder| HostError::BusyInterface {
         interface: interface.to_owned(),
         holder,
     })
+}
+
+/// Path of the lock of an interface in this network namespace.
+pub fn interface_lock(folder: &Path, interface: &str) -> PathBuf {
+    let namespace = fs::metadata("/proc/thread-self/ns/net").map_or(0, |found| found.ino());
+    folder.join(format!("interface-{namespace}-{interface}.lock"))
 }
 
 /// Claims the socket of a vhost device for this process: DPDK replaces the file of a socket in use, and
@@ -358,8 +374,12 @@ fn lock_for_process(
         source,
     };
     let held = purpose == LockUse::Hold;
+    let claim = |lock| HostClaim {
+        path: path.to_owned(),
+        lock,
+    };
     if !held && !path.exists() {
-        return Ok(Ok(HostClaim(None)));
+        return Ok(Ok(claim(None)));
     }
     let file = OpenOptions::new()
         .read(true)
@@ -374,12 +394,12 @@ fn lock_for_process(
     file.set_permissions(fs::Permissions::from_mode(OWN_FILE))
         .map_err(lock_error)?;
     match Flock::lock(file, how) {
-        Ok(lock) if !held => Ok(Ok(HostClaim(Some(lock)))),
+        Ok(lock) if !held => Ok(Ok(claim(Some(lock)))),
         Ok(mut lock) => {
             let _ = lock.set_len(0);
             let _ = lock.rewind();
             let _ = write!(*lock, "{}", std::process::id());
-            Ok(Ok(HostClaim(Some(lock))))
+            Ok(Ok(claim(Some(lock))))
         }
         Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {
             let mut holder = String::new();

@@ -6,6 +6,7 @@
 //! the properties of a NIC, which show only when it is taken over.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use dpdk::{DriverTraits, Eal, EalConfig, IovaMode, Mempool, PciDevice, XdpInterface};
 
@@ -46,6 +47,7 @@ pub struct Prepared {
 }
 
 /// DPDK after its start. The pool is freed before the environment.
+#[derive(Clone)]
 pub struct StartedDpdk {
     /// The packet buffers of all ports.
     pub pool: Mempool,
@@ -60,8 +62,13 @@ pub struct ClaimedHost {
     #[allow(dead_code, reason = "held for its effect")]
     limits: Option<ResumeLatencyLimits>,
     #[allow(dead_code, reason = "held for their locks")]
-    locks: Vec<HostClaim>,
+    cores: Vec<HostClaim>,
+    /// The claims of each device, in their order.
+    pub devices: Vec<DeviceClaims>,
 }
+
+/// Locks of a device's NIC, interface or socket. Devices of different VLANs can share an interface.
+pub type DeviceClaims = Vec<Arc<HostClaim>>;
 
 impl Prepared {
     /// Derives the plan from the configuration; reads only this process's affinity from the host.
@@ -100,15 +107,7 @@ impl Prepared {
         self.check_memory(&mut report);
         report.warnings.extend(host::swap_warning());
         for config in &self.devices {
-            let name = &config.name.get_ref().0;
-            let in_device = |why: String| StartError::Device(format!("device {name}: {why}"));
-            let nic = self.check_nic(config, &mut report.warnings);
-            report.add(nic.map_err(in_device));
-            report.add(check_interface(config).map_err(in_device));
-            if let Some(interface) = &config.host_interface {
-                let tap = host_path::check_tap(&interface.get_ref().0);
-                report.add(tap.map_err(|error| in_device(error.to_string())));
-            }
+            self.check_device(config, &mut report);
         }
         report.add(look_up_operators(&self.config));
         if let Some(group) = &self.config.control.group {
@@ -121,6 +120,19 @@ impl Prepared {
         report
     }
 
+    /// Checks the NIC or interface of a device.
+    pub fn check_device(&self, config: &DeviceConfig, report: &mut HostReport) {
+        let name = &config.name.get_ref().0;
+        let in_device = |why: String| StartError::Device(format!("device {name}: {why}"));
+        let nic = self.check_nic(config, &mut report.warnings);
+        report.add(nic.map_err(in_device));
+        report.add(check_interface(config).map_err(in_device));
+        if let Some(interface) = &config.host_interface {
+            let tap = host_path::check_tap(&interface.get_ref().0);
+            report.add(tap.map_err(|error| in_device(error.to_string())));
+        }
+    }
+
     /// Checks what a start changes or claims: the control socket, the capture file, and the locks of
     /// cores, NICs and interfaces. Changes nothing.
     pub fn check_claims(&self) -> HostReport {
@@ -129,7 +141,8 @@ impl Prepared {
         if let Some(capture) = &self.config.capture {
             report.add(check_writable(capture));
         }
-        report.add(self.lock_resources(self.cores.len(), LockUse::Check));
+        report.add(self.lock_cores(self.cores.len(), LockUse::Check));
+        report.add(claim_devices(&self.devices, LockUse::Check));
         report
     }
 
@@ -234,37 +247,29 @@ impl Prepared {
     /// A core does not exist, another process has it or a NIC, or its idle states cannot be limited.
     pub fn claim_host(&self, workers: usize) -> Result<ClaimedHost, StartError> {
         let cores = self.cores.get(..workers).unwrap_or(&self.cores);
-        let locks = self.lock_resources(workers, LockUse::Hold)?;
+        let claimed = self.lock_cores(workers, LockUse::Hold)?;
+        let devices = claim_devices(&self.devices, LockUse::Hold)?;
         let limit = self.config.workers.resume_latency_us;
         let limits = limit
             .map(|limit| ResumeLatencyLimits::set(CORES_FOLDER.as_ref(), cores, limit))
             .transpose()?;
-        Ok(ClaimedHost { limits, locks })
+        Ok(ClaimedHost {
+            limits,
+            cores: claimed,
+            devices,
+        })
     }
 
-    /// Takes the locks of the first `workers` cores, of the NICs, interfaces and vhost sockets.
-    fn lock_resources(
-        &self,
-        workers: usize,
-        purpose: LockUse,
-    ) -> Result<Vec<HostClaim>, StartError> {
+    /// Takes the locks of the first `workers` cores.
+    fn lock_cores(&self, workers: usize, purpose: LockUse) -> Result<Vec<HostClaim>, StartError> {
         let cores = self.cores.get(..workers).unwrap_or(&self.cores);
-        let folder = host::lock_folder();
-        let mut locks = host::claim_cores(&folder, cores, self.config.workers.idle, purpose)?;
-        for nic in self.pci_devices() {
-            locks.push(host::claim_nic(&folder, &nic.address, purpose)?);
-        }
-        let mut interfaces: Vec<String> = self.devices.iter().filter_map(own_interface).collect();
-        interfaces.sort();
-        // Devices of different VLANs can share one.
-        interfaces.dedup();
-        for interface in interfaces {
-            locks.push(host::claim_interface(&folder, &interface, purpose)?);
-        }
-        for socket in self.devices.iter().filter_map(own_vhost_socket) {
-            locks.push(host::claim_vhost_socket(&folder, &socket, purpose)?);
-        }
-        Ok(locks)
+        let idle = self.config.workers.idle;
+        Ok(host::claim_cores(
+            &host::lock_folder(),
+            cores,
+            idle,
+            purpose,
+        )?)
     }
 
     /// The configured names of the devices.
@@ -420,6 +425,48 @@ impl HostReport {
         }
         self.errors.into_iter().next().map_or(Ok(()), Err)
     }
+}
+
+fn claim_devices(
+    devices: &[DeviceConfig],
+    purpose: LockUse,
+) -> Result<Vec<DeviceClaims>, StartError> {
+    let mut claims: Vec<DeviceClaims> = Vec::new();
+    for device in devices {
+        claims.push(claim_device(device, &claims, purpose)?);
+    }
+    Ok(claims)
+}
+
+/// Takes the locks of a device's NIC, interface or vhost socket, except those that this process has for
+/// `others` already.
+///
+/// # Errors
+/// Another process has one of them.
+pub fn claim_device(
+    config: &DeviceConfig,
+    others: &[DeviceClaims],
+    purpose: LockUse,
+) -> Result<DeviceClaims, StartError> {
+    let folder = host::lock_folder();
+    let nic = config.pci.as_ref();
+    let nic = nic.and_then(|address| PciDevice::at_address(&address.0));
+    let mut claims = DeviceClaims::new();
+    if let Some(nic) = nic {
+        claims.push(host::claim_nic(&folder, &nic.address, purpose)?.into());
+    }
+    if let Some(interface) = own_interface(config) {
+        let path = host::interface_lock(&folder, &interface);
+        let mut held = others.iter().flatten();
+        claims.push(match held.find(|claim| claim.is_at(&path)) {
+            Some(shared) => shared.clone(),
+            None => host::claim_interface(&folder, &interface, purpose)?.into(),
+        });
+    }
+    if let Some(socket) = own_vhost_socket(config) {
+        claims.push(host::claim_vhost_socket(&folder, &socket, purpose)?.into());
+    }
+    Ok(claims)
 }
 
 /// The existing interface of the kernel that a device uses.

@@ -229,7 +229,25 @@ fn write_tree(root: &Folder, devices: &[DeviceView]) -> io::Result<()> {
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(path) {
+    existed(std::fs::remove_dir_all(path))
+}
+
+/// Removes the files of a device; the links to them first.
+fn remove_device(root: &Path, index: usize, device: &DeviceView) -> io::Result<()> {
+    let name = &device.name;
+    for link in [
+        format!("class/infiniband/{name}"),
+        format!("class/infiniband_verbs/uverbs{index}"),
+        format!("dev/infiniband/uverbs{index}"),
+    ] {
+        existed(std::fs::remove_file(root.join(link)))?;
+    }
+    remove(&root.join(format!("devices/siwd/{name}")))
+}
+
+/// Outcome of a removal; a missing file is as good as a removed one.
+fn existed(outcome: io::Result<()>) -> io::Result<()> {
+    match outcome {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
@@ -258,6 +276,20 @@ impl SysfsTree {
         Ok(SysfsTree { root })
     }
 
+    /// A writer of the files of further devices.
+    pub fn device_writer(&self) -> DeviceWriter {
+        DeviceWriter {
+            root: self.root.clone(),
+        }
+    }
+
+    /// Removes the files of a device.
+    pub fn remove_device(&self, index: usize, device: &DeviceView) {
+        if let Err(error) = remove_device(&self.root, index, device) {
+            tracing::warn!(device = %device.name, "{}: {error}", self.root.display());
+        }
+    }
+
     /// A writer of the counters of all devices.
     pub fn counter_writer(&self) -> CounterWriter {
         CounterWriter {
@@ -279,6 +311,28 @@ impl SysfsTree {
         if let Err(error) = write_link(&port, device) {
             tracing::warn!(device = %device.name, "{}: {error}", port.0.display());
         }
+    }
+}
+
+/// Writes the files of devices that are added to a running daemon.
+#[derive(Clone)]
+pub struct DeviceWriter {
+    root: PathBuf,
+}
+
+impl DeviceWriter {
+    /// Writes the files of a device.
+    ///
+    /// # Errors
+    /// A file cannot be written; nothing is left of them.
+    pub fn add_device(&self, index: usize, device: &DeviceView) -> io::Result<()> {
+        // The counters of an earlier device of this name may have been written last.
+        remove_device(&self.root, index, device)?;
+        let written = write_device(&Folder(self.root.clone()), index, device);
+        if written.is_err() {
+            let _ = remove_device(&self.root, index, device);
+        }
+        written
     }
 }
 
@@ -351,6 +405,10 @@ impl CounterWriter {
 
     fn write_port(&self, port: &PortCounters) -> io::Result<()> {
         let folder = Folder(port_folder(&self.root, &port.device));
+        if !folder.0.exists() {
+            // The device has been removed meanwhile.
+            return Ok(());
+        }
         folder.folder("counters")?;
         folder.folder("hw_counters")?;
         // Programs read all files of a folder of counters, so the unfinished one is elsewhere.

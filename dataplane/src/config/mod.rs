@@ -193,7 +193,8 @@ impl Config {
         Ok(config)
     }
 
-    fn check_settings(&self) -> Result<(), (Range<usize>, String)> {
+    /// Checks the settings together. Returns the place and the text of the first mistake.
+    pub(crate) fn check_settings(&self) -> Result<(), (Range<usize>, String)> {
         let fail = |span: Range<usize>, message: String| Err((span, message));
         if self.devices.is_empty() {
             return fail(0..0, "no [[device]]: name at least one".into());

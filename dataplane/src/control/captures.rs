@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use siw_shm::control::Message;
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::EVERY_DEVICE;
-use toml::Spanned;
 
 use super::context::Context;
 use super::lists::Viewer;
@@ -20,7 +19,7 @@ use super::refusal::Refusal;
 use super::replies::{Outcome, send_reply_with_fds};
 use super::workers::WorkerSet;
 use crate::capture::{Capture, CaptureCounters, CaptureFilter, CaptureTap, Flow};
-use crate::config::DeviceConfig;
+use crate::device_view::DeviceView;
 use crate::frame_taps::FrameTaps;
 use crate::ids::{ClientId, Qpn};
 use crate::trace::{MOST_RECORDS, Trace, TraceTap};
@@ -125,11 +124,16 @@ impl Captures {
         }
     }
 
+    /// Adds a device: captures that start from now on have its frames.
+    pub(super) fn add_device(&mut self, workers: &WorkerSet, name: &str) {
+        self.devices.push(name.to_owned());
+        self.post_to_workers(workers);
+    }
+
     /// Starts a capture, and replies with its number and the socket to read it from.
     pub(super) fn start_capture(
         &mut self,
         context: &mut Context,
-        devices: &[Spanned<DeviceConfig>],
         id: ClientId,
         seq: u32,
         request: &m::StartCapture,
@@ -137,17 +141,11 @@ impl Captures {
         let client = context.resources.client_mut(id)?;
         Viewer::of(client).require_operator("capture frames")?;
         let limit = (request.limit > 0).then_some(request.limit);
-        let started = self.start(
-            context,
-            devices,
-            id,
-            request,
-            |stream, names, filter, pid| {
-                let reader = format!("of process {pid}");
-                let capture = Capture::into_stream(stream, names, filter, limit, reader)?;
-                Ok(Recorder::Capture(capture))
-            },
-        )?;
+        let started = self.start(context, id, request, |stream, names, filter, pid| {
+            let reader = format!("of process {pid}");
+            let capture = Capture::into_stream(stream, names, filter, limit, reader)?;
+            Ok(Recorder::Capture(capture))
+        })?;
         reply_started::<m::StartCapture>(context, id, seq, started)
     }
 
@@ -155,7 +153,6 @@ impl Captures {
     pub(super) fn start_trace(
         &mut self,
         context: &mut Context,
-        devices: &[Spanned<DeviceConfig>],
         id: ClientId,
         seq: u32,
         request: &m::StartTrace,
@@ -176,17 +173,11 @@ impl Captures {
             return Err(Refusal::new(libc::EBUSY, why));
         }
         let selection = &request.selection;
-        let started = self.start(
-            context,
-            devices,
-            id,
-            selection,
-            |stream, names, filter, pid| {
-                let reader = format!("of process {pid}");
-                let trace = Trace::into_stream(stream, names, filter, records, reader)?;
-                Ok(Recorder::Trace(trace))
-            },
-        )?;
+        let started = self.start(context, id, selection, |stream, names, filter, pid| {
+            let reader = format!("of process {pid}");
+            let trace = Trace::into_stream(stream, names, filter, records, reader)?;
+            Ok(Recorder::Trace(trace))
+        })?;
         reply_started::<m::StartTrace>(context, id, seq, started)
     }
 
@@ -195,7 +186,6 @@ impl Captures {
     fn start(
         &mut self,
         context: &mut Context,
-        devices: &[Spanned<DeviceConfig>],
         id: ClientId,
         request: &m::StartCapture,
         record: impl FnOnce(UnixStream, &[String], CaptureFilter, u32) -> std::io::Result<Recorder>,
@@ -209,7 +199,7 @@ impl Captures {
         let host = request.host.to_socket_addr().map(|address| address.ip());
         let flows = queue_pairs.map(|selected| current_flows(context, selected));
         let filter = CaptureFilter {
-            interfaces: interfaces_of(devices, request.device)?,
+            interfaces: interfaces_of(&context.devices.views, request.device)?,
             host,
             port: (request.port != 0).then_some(request.port),
             flows: flows.transpose()?,
@@ -407,19 +397,17 @@ fn current_flows(context: &Context, selected: QueuePairs) -> Result<HashSet<Flow
 }
 
 /// Interfaces with the frames of a device: on a pair those that its other end sends are among them.
-fn interfaces_of(
-    devices: &[Spanned<DeviceConfig>],
-    device: u32,
-) -> Result<Option<Vec<u32>>, Refusal> {
+fn interfaces_of(devices: &[DeviceView], device: u32) -> Result<Option<Vec<u32>>, Refusal> {
     if device == EVERY_DEVICE {
         return Ok(None);
     }
-    let Some(config) = devices.get(device as usize) else {
+    let found = devices.get(device as usize).filter(|view| !view.is_deleted);
+    let Some(view) = found else {
         return Err(Refusal::new(libc::ENODEV, format!("no device {device}")));
     };
-    let pair = config.get_ref().pair.as_ref();
+    let pair = view.config.pair.as_ref();
     let interfaces = devices.iter().zip(0..).filter(|(other, number)| {
-        let is_other_end = pair.is_some() && other.get_ref().pair.as_ref() == pair;
+        let is_other_end = pair.is_some() && other.config.pair.as_ref() == pair;
         *number == device || is_other_end
     });
     Ok(Some(interfaces.map(|(_, number)| number).collect()))

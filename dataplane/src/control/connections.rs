@@ -233,6 +233,7 @@ impl Connections {
             cm_channel: CmChannelId(0),
             cookie: 0,
             devices,
+            on_every_device: device == m::ANY_DEVICE && !matches!(scope, LocalScope::One(_)),
             scope,
             port,
             reuse,
@@ -265,6 +266,7 @@ impl Connections {
     ) -> Outcome {
         check_options(&request.mpa)?;
         let binding = CmListenerId(request.binding);
+        let mut on_every_device = request.device == m::ANY_DEVICE;
         let (devices, scope, (port, port_claims)) = if request.binding == 0 {
             let addr = socket_addr(request.addr);
             let ip = addr.map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
@@ -288,6 +290,7 @@ impl Connections {
             if listeners.has_listener(&bound.devices, bound.scope, bound.port) {
                 return Err(port_in_use(bound.port));
             }
+            on_every_device = bound.on_every_device;
             // The port claims of the binding pass to the listener.
             (bound.devices.clone(), bound.scope, (bound.port, Vec::new()))
         };
@@ -307,31 +310,6 @@ impl Connections {
             binding
         };
         let backlog = request.backlog.clamp(1, MAX_BACKLOG);
-        for &device in &devices {
-            let view = &context.devices.views[device];
-            let locals: Vec<Option<IpAddr>> = match scope {
-                LocalScope::All => vec![None],
-                LocalScope::One(ip) => vec![Some(ip)],
-                scope => {
-                    let own = view.addresses.iter().map(|cidr| cidr.addr);
-                    own.filter(|ip| scope.includes(*ip)).map(Some).collect()
-                }
-            };
-            for &worker in &view.workers {
-                for &local in &locals {
-                    let command = Command::Listen {
-                        listener,
-                        user,
-                        device,
-                        local,
-                        port,
-                        backlog: backlog as usize,
-                        mpa: request.mpa,
-                    };
-                    context.workers.post_command(worker, command);
-                }
-            }
-        }
         let mut bound = request.addr;
         if bound.family == 0 {
             bound.family = 4;
@@ -348,6 +326,7 @@ impl Connections {
             cm_channel,
             cookie: request.cookie,
             devices,
+            on_every_device: on_every_device && !matches!(scope, LocalScope::One(_)),
             scope,
             port,
             reuse,
@@ -358,6 +337,9 @@ impl Connections {
             overflow_logged: false,
             port_claims,
         };
+        for &device in &entry.devices {
+            entry.listen_on(context, listener, user, device);
+        }
         self.listeners.insert(listener, entry);
         let reply = m::ListenReply {
             listener: listener.0,
@@ -501,12 +483,8 @@ impl Connections {
         event.request = number.0;
         event.listener = listener.0;
         let local = event.local.to_socket_addr().map(|addr| addr.ip());
-        event.device = context
-            .devices
-            .views
-            .iter()
-            .position(|device| device.addresses.iter().any(|cidr| Some(cidr.addr) == local))
-            .unwrap_or(0) as u32;
+        let device = local.and_then(|local| context.devices.find_device(Some(local), local));
+        event.device = device.unwrap_or(0) as u32;
         let waiting = WaitingRequest {
             request,
             listener,
@@ -549,8 +527,42 @@ impl Connections {
         }
     }
 
+    /// Listens on a device that was added.
+    pub(super) fn add_device(&mut self, context: &mut Context, device: usize) {
+        self.pairing
+            .add_device(context, &mut self.listeners, device);
+        for (number, listener) in self.listeners.iter_mut() {
+            if !listener.on_every_device {
+                continue;
+            }
+            let claims = context
+                .devices
+                .claim_against_kernel(&[device], listener.scope, listener.port)
+                .map_err(Refusal::from)
+                .and_then(|claims| {
+                    let descriptors = claims.iter().map(PortClaim::descriptors).sum();
+                    let amount = [(Quota::Descriptors, descriptors)];
+                    context.resources.charge(listener.client, &amount)?;
+                    Ok(claims)
+                });
+            match claims {
+                Ok(claims) => listener.port_claims.extend(claims),
+                Err(error) => {
+                    let why = error.reason();
+                    tracing::warn!(device, listener = number.0, "does not listen here: {why}");
+                    continue;
+                }
+            }
+            listener.devices.push(device);
+            let owner = context.resources.clients.get(&listener.client);
+            if let Some(owner) = owner.filter(|_| listener.listening) {
+                listener.listen_on(context, number, owner.account.uid(), device);
+            }
+        }
+    }
+
     /// Reports the removal of a device to the listeners that listen on no other device.
-    pub(super) fn post_removal_to_listeners(&self, resources: &mut Resources, device: usize) {
+    pub(super) fn remove_device(&mut self, resources: &mut Resources, device: usize) {
         let on_it = |listener: &ClientListener| listener.devices == [device];
         let told: Vec<_> = self
             .listeners
@@ -566,6 +578,11 @@ impl Connections {
             .collect();
         for (client, channel, event) in told {
             resources.post_cm_event(client, Some(channel), &event);
+        }
+        for (_, listener) in self.listeners.iter_mut() {
+            if listener.on_every_device {
+                listener.devices.retain(|other| *other != device);
+            }
         }
     }
 }

@@ -91,7 +91,9 @@ impl CounterFiles {
         let Some(to_writer) = &self.to_writer else {
             return;
         };
-        let ports = devices.iter().enumerate().map(|(number, device)| {
+        let devices = devices.iter().enumerate();
+        let devices = devices.filter(|(_, device)| !device.is_deleted);
+        let ports = devices.map(|(number, device)| {
             let sum = sum_of_device(stats, number);
             PortCounters::new(device, &sum)
         });

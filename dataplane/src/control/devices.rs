@@ -110,7 +110,8 @@ impl Devices {
             link_mbps: device.link_mbps,
             crc: device.crc.into(),
             mpa_rev: device.mpa_rev,
-            reserved: [0; 6],
+            is_deleted: device.is_deleted.into(),
+            reserved: [0; 5],
             caps: m::CAP_IMMEDIATE
                 | m::CAP_ATOMIC
                 | m::CAP_MARKERS
@@ -120,6 +121,12 @@ impl Devices {
             ips,
         };
         send_reply::<m::QueryDevice>(resources.client_mut(id)?, seq, &reply)
+    }
+
+    /// Finds a device by its name.
+    pub fn find_by_name(&self, name: &str) -> Option<usize> {
+        let mut views = self.views.iter();
+        views.position(|view| view.name == name && !view.is_deleted)
     }
 
     /// Selects the next worker of the device in round-robin order.
@@ -288,7 +295,7 @@ impl Devices {
             None => Err(Refusal::new(libc::ENODEV, format!("no device {device}"))),
             Some(view) if view.is_gone => Err(Refusal::new(
                 libc::ENODEV,
-                format!("device {} was removed from the machine", view.name),
+                format!("device {} was removed", view.name),
             )),
             Some(view) => Ok(view),
         }

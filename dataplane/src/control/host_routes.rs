@@ -40,6 +40,38 @@ impl RouteFollower {
         })
     }
 
+    /// Follows the routes of the interface of one more device, if it has one. Returns the new monitor's
+    /// descriptor if this is the first one.
+    ///
+    /// # Errors
+    /// As [`RouteFollower::new`].
+    pub(super) fn add(
+        &mut self,
+        interface: Option<u32>,
+    ) -> std::io::Result<Option<BorrowedFd<'_>>> {
+        self.interfaces.push(interface);
+        let is_first = interface.is_some() && self.monitor.is_none();
+        if is_first {
+            self.monitor = Some(RouteSocket::open_monitor()?);
+        }
+        Ok(self.monitor_fd().filter(|_| is_first))
+    }
+
+    /// Stops following the routes of a removed device.
+    pub(super) fn remove(&mut self, device: usize) {
+        if let Some(interface) = self.interfaces.get_mut(device) {
+            *interface = None;
+        }
+    }
+
+    /// Loads the routes and neighbours of one device.
+    pub(super) fn load_routes_of(&self, devices: &mut Devices, workers: &WorkerSet, device: usize) {
+        if let Some(Some(interface)) = self.interfaces.get(device) {
+            load_routes(devices, workers, device, *interface);
+            load_neighbours(devices, workers, device, *interface);
+        }
+    }
+
     /// Returns true if the device has the kernel's routes.
     pub(super) fn follows(&self, device: usize) -> bool {
         matches!(self.interfaces.get(device), Some(Some(_)))
@@ -54,10 +86,7 @@ impl RouteFollower {
     /// changes.
     pub(super) fn load_host_routes(&self, devices: &mut Devices, workers: &WorkerSet) {
         for device in 0..self.interfaces.len() {
-            if let Some(interface) = self.interfaces[device] {
-                load_routes(devices, workers, device, interface);
-                load_neighbours(devices, workers, device, interface);
-            }
+            self.load_routes_of(devices, workers, device);
         }
     }
 

@@ -2,10 +2,11 @@
 //! interface refuses, and changes of its MTU.
 //!
 //! A thread for each port polls it, because few virtual links raise an interrupt, and the driver of a
-//! NIC may take long to answer. It also does other calls of drivers that follow from a change, and
-//! reports to the control thread as helpers do.
+//! NIC may take long to answer. It also does other calls of drivers that follow from a change, closes the
+//! port, and reports to the control thread as helpers do.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,10 @@ use super::context::Context;
 use super::reports::{HelperReport, LinkReport, LinkState, Reporter};
 use super::resources::Resources;
 use crate::device_view::DeviceView;
+use crate::host::HostClaim;
+use crate::host_path::HostThread;
 use crate::netlink::RouteSocket;
+use crate::prepared::DeviceClaims;
 use crate::sysfs_tree::SysfsTree;
 
 /// Time between two polls.
@@ -24,23 +28,36 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Shortest time between two messages about refused frames of a device.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A port whose link can go down.
+/// A device's port, and what ends with it.
 pub struct WatchedPort {
-    /// The port.
-    pub port: dpdk::Port,
+    /// Passes frames between the port and the kernel, if it shares the device. Ends first.
+    pub host: Option<HostThread>,
     /// Index of the kernel's interface that follows the link's state, if the device shares one.
     pub host_interface: Option<u32>,
+    /// The port, closed with its last handle and queue.
+    pub port: dpdk::Port,
+    /// Locks of the device on this machine.
+    pub claims: DeviceClaims,
 }
 
-/// Ports by device index, with the threads that watch them; `None` for devices whose link is memory,
-/// and for removed ones.
+/// Cause of a removal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Removal {
+    /// The port reported it.
+    Event(PortEvent),
+    /// An operator asked for it.
+    Operator,
+}
+
+/// The ports by device index, each with the thread that watches and closes it.
 pub(super) struct LinkMonitor {
-    ports: Vec<Option<MonitoredPort>>,
+    ports: Vec<MonitoredPort>,
+    reporter: Reporter,
     /// Files that describe devices and link states; `None` if they cannot be written.
     sysfs: Option<SysfsTree>,
 }
 
-/// A watched port, as the control thread knows it. Dropping it ends the thread.
+/// A port, as the control thread knows it. Dropping it ends the thread, which closes the port.
 struct MonitoredPort {
     /// Number of workers that still have queues of the port, after the removal of its device. The
     /// last one closes the port.
@@ -48,6 +65,8 @@ struct MonitoredPort {
     /// Orders the thread to close the port.
     close: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    claims: Vec<Weak<HostClaim>>,
+    is_closed: bool,
 }
 
 impl Drop for MonitoredPort {
@@ -61,53 +80,77 @@ impl Drop for MonitoredPort {
 }
 
 impl LinkMonitor {
-    /// Starts a thread for each port, by device index.
+    /// Creates a monitor of no port.
+    pub fn new(reporter: Reporter, sysfs: Option<SysfsTree>) -> LinkMonitor {
+        LinkMonitor {
+            ports: Vec::new(),
+            reporter,
+            sysfs,
+        }
+    }
+
+    /// Starts the thread of the next device.
     ///
     /// # Errors
     /// The operating system cannot create a thread.
-    pub fn start(
-        ports: Vec<Option<WatchedPort>>,
-        devices: &[DeviceView],
-        reporter: &Reporter,
-        sysfs: Option<SysfsTree>,
-    ) -> std::io::Result<LinkMonitor> {
-        let mut monitor = LinkMonitor {
-            ports: Vec::new(),
-            sysfs,
+    pub fn add(&mut self, view: &DeviceView, port: WatchedPort) -> std::io::Result<()> {
+        let mut device = WatchedDevice {
+            number: self.ports.len(),
+            name: view.name.clone(),
+            mtu: view.mtu,
+            is_in_memory: port.port.driver_traits().in_process,
+            watched: port,
+            refusals: Refusals::default(),
+            unserved_queues: 0,
+            is_carrier_on: true,
         };
-        for (number, port) in ports.into_iter().enumerate() {
-            let Some((port, view)) = port.zip(devices.get(number)) else {
-                monitor.ports.push(None);
-                continue;
-            };
-            let mut device = WatchedDevice {
-                number,
-                name: view.name.clone(),
-                mtu: view.mtu,
-                watched: port,
-                refusals: Refusals::default(),
-                unserved_queues: 0,
-                is_carrier_on: true,
-            };
-            let up = device.watched.port.link_status().map(|status| status.up);
-            device.show_to_kernel(up.unwrap_or(true));
-            let (close, orders) = mpsc::channel();
-            let reporter = reporter.clone();
-            let thread = std::thread::Builder::new()
-                .name("siwd-link".into())
-                .spawn(move || device.watch(&orders, &reporter))?;
-            monitor.ports.push(Some(MonitoredPort {
-                queue_holders: None,
-                close: Some(close),
-                thread: Some(thread),
-            }));
+        let claims = device.watched.claims.iter().map(Arc::downgrade).collect();
+        let up = device.watched.port.link_status().map(|status| status.up);
+        device.show_to_kernel(up.unwrap_or(true));
+        let (close, orders) = mpsc::channel();
+        let reporter = self.reporter.clone();
+        let thread = std::thread::Builder::new()
+            .name("siwd-link".into())
+            .spawn(move || device.watch(&orders, &reporter))?;
+        self.ports.push(MonitoredPort {
+            queue_holders: None,
+            close: Some(close),
+            thread: Some(thread),
+            claims,
+            is_closed: false,
+        });
+        Ok(())
+    }
+
+    /// Locks of the devices that are not closed.
+    pub fn claims(&self) -> Vec<DeviceClaims> {
+        let held = |port: &MonitoredPort| port.claims.iter().filter_map(Weak::upgrade).collect();
+        self.ports.iter().map(held).collect()
+    }
+
+    /// Returns true if the port of a removed device is closed.
+    pub fn is_closed(&self, device: usize) -> bool {
+        self.ports.get(device).is_none_or(|port| port.is_closed)
+    }
+
+    /// Records that the thread of a removed device has closed its port.
+    pub fn on_closed(&mut self, device: usize) {
+        if let Some(port) = self.ports.get_mut(device) {
+            port.is_closed = true;
         }
-        Ok(monitor)
+    }
+
+    /// The files that describe devices.
+    pub fn sysfs(&self) -> Option<&SysfsTree> {
+        self.sysfs.as_ref()
     }
 
     /// Reports a link that went up or down to every client.
     pub fn on_link_state(&self, context: &mut Context, device: usize, state: LinkState) {
         let view = &mut context.devices.views[device];
+        if view.is_gone {
+            return;
+        }
         view.unserved_queues = state.unserved_queues;
         let is_other_speed = std::mem::replace(&mut view.link_mbps, state.mbps) != state.mbps;
         let has_changed = std::mem::replace(&mut view.link_up, state.is_up) != state.is_up;
@@ -140,19 +183,28 @@ impl LinkMonitor {
         }
     }
 
-    /// Records and reports the removal of a device.
-    pub fn begin_removal(&mut self, context: &mut Context, device: usize, event: PortEvent) {
-        let why = match event {
-            PortEvent::Removed => "the device was removed from the machine",
-            PortEvent::NeedsReset => "the device needs a reset; restart siwd to use it again",
+    /// Records and reports the removal of a device; its connections have to be ended.
+    pub fn begin_removal(&mut self, context: &mut Context, device: usize, cause: Removal) {
+        let why = match cause {
+            Removal::Event(PortEvent::Removed) => "the device was removed from the machine",
+            Removal::Event(PortEvent::NeedsReset) => {
+                "the device needs a reset; delete it and add it again to use it (siwctl device)"
+            }
+            Removal::Operator => "the device was removed by an operator",
         };
-        if let Some(Some(monitored)) = self.ports.get_mut(device) {
+        if let Some(monitored) = self.ports.get_mut(device) {
             monitored.queue_holders = Some(context.workers.worker_count());
         }
         let view = &mut context.devices.views[device];
         view.link_downs += u64::from(view.link_up);
         (view.is_gone, view.link_up, view.link_mbps) = (true, false, 0);
-        tracing::error!(device = %view.name, "{why}; its connections end, other devices continue");
+        // Clients keep their claims of single ports.
+        view.host_ports = None;
+        if cause == Removal::Operator {
+            tracing::warn!(device = %view.name, "{why}; its connections end, other devices continue");
+        } else {
+            tracing::error!(device = %view.name, "{why}; its connections end, other devices continue");
+        }
         self.write_link_state(&context.devices.views[device]);
         post_to_clients(
             &mut context.resources,
@@ -162,9 +214,16 @@ impl LinkMonitor {
         );
     }
 
+    /// Removes the files that describe a device.
+    pub fn remove_files(&self, device: usize, view: &DeviceView) {
+        if let Some(sysfs) = &self.sysfs {
+            sysfs.remove_device(device, view);
+        }
+    }
+
     /// A worker has released its queues of a removed device. After the last one the device is closed.
     pub fn on_port_removed(&mut self, device: usize) {
-        let Some(Some(monitored)) = self.ports.get_mut(device) else {
+        let Some(monitored) = self.ports.get_mut(device) else {
             return;
         };
         let Some(holders) = monitored.queue_holders.as_mut() else {
@@ -174,7 +233,7 @@ impl LinkMonitor {
         if *holders == 0
             && let Some(close) = monitored.close.take()
         {
-            // The thread waits for this order.
+            // The thread takes this order in all its states.
             let _ = close.send(());
         }
     }
@@ -187,6 +246,8 @@ struct WatchedDevice {
     name: String,
     /// Configured MTU.
     mtu: u16,
+    /// The link is memory of this process: its state does not change.
+    is_in_memory: bool,
     watched: WatchedPort,
     refusals: Refusals,
     unserved_queues: u32,
@@ -195,19 +256,16 @@ struct WatchedDevice {
 }
 
 impl WatchedDevice {
-    /// Polls the port until the device is removed or the daemon ends; closes a removed one.
+    /// Polls the port until the device is removed or the daemon ends; closes it.
     fn watch(mut self, orders: &mpsc::Receiver<()>, reporter: &Reporter) {
         let report = |device, report| reporter.send(HelperReport::Link { device, report });
         let mut reported = None;
-        loop {
+        // Ends without an order if the daemon ends.
+        while !self.is_in_memory {
             if let Some(event) = self.watched.port.take_event() {
                 report(self.number, LinkReport::Gone(event));
                 self.show_to_kernel(false);
-                // Fails if the daemon ends before the workers have released their queues.
-                if orders.recv().is_ok() {
-                    self.close();
-                }
-                return;
+                break;
             }
             let link = self.watched.port.link_status().ok();
             if let Some(link) = &link {
@@ -224,18 +282,31 @@ impl WatchedDevice {
             }
             match orders.recv_timeout(POLL_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Ok(()) => return self.close(reporter),
             }
+        }
+        if orders.recv().is_ok() {
+            self.close(reporter);
         }
     }
 
     /// Closes the removed device; the kernel may be waiting for that.
-    fn close(self) {
-        let name = self.name;
-        match self.watched.port.detach() {
+    fn close(self, reporter: &Reporter) {
+        let (device, name) = (self.number, self.name);
+        let WatchedPort {
+            host, port, claims, ..
+        } = self.watched;
+        drop(host);
+        match port.detach() {
             Ok(()) => tracing::info!(device = %name, "the device is closed"),
             Err(error) => tracing::warn!(device = %name, "the device cannot be closed: {error}"),
         }
+        // A port that is not DPDK's is closed with its last handle.
+        drop(port);
+        drop(claims);
+        let report = LinkReport::Closed;
+        reporter.send(HelperReport::Link { device, report });
     }
 
     /// Sets the carrier of a shared device's kernel interface to the link state.

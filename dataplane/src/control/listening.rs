@@ -2,17 +2,19 @@
 //! number.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::ops::Bound;
 
 use nix::libc;
 use siw_shm::control::messages as m;
 
+use super::context::Context;
 use super::devices::{Devices, LocalScope};
 use super::quotas::Quota;
 use super::refusal::Refusal;
 use crate::host_ports::{ClaimError, PortClaim};
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId};
-use crate::worker::messages::RequestId;
+use crate::worker::messages::{Command, RequestId};
 
 /// TCP port for connections between the two ends of a pair.
 pub const PAIRING_PORT: u16 = 5045;
@@ -29,6 +31,8 @@ pub struct ClientListener {
     pub cookie: u64,
     /// Device indices.
     pub devices: Vec<usize>,
+    /// It is on all devices, also those that are added.
+    pub on_every_device: bool,
     pub scope: LocalScope,
     pub port: u16,
     /// The port may be shared with other bindings that set this flag.
@@ -48,6 +52,33 @@ pub struct ClientListener {
 }
 
 impl ClientListener {
+    /// Listens on all workers of a device.
+    pub fn listen_on(&self, context: &Context, number: CmListenerId, user: u32, device: usize) {
+        let view = &context.devices.views[device];
+        let locals: Vec<Option<IpAddr>> = match self.scope {
+            LocalScope::All => vec![None],
+            LocalScope::One(ip) => vec![Some(ip)],
+            scope => {
+                let own = view.addresses.iter().map(|cidr| cidr.addr);
+                own.filter(|ip| scope.includes(*ip)).map(Some).collect()
+            }
+        };
+        for &worker in &view.workers {
+            for &local in &locals {
+                let command = Command::Listen {
+                    listener: number,
+                    user,
+                    device,
+                    local,
+                    port: self.port,
+                    backlog: self.backlog as usize,
+                    mpa: self.mpa,
+                };
+                context.workers.post_command(worker, command);
+            }
+        }
+    }
+
     /// Quota amounts of this listener.
     pub fn amounts(&self) -> [(Quota, u64); 2] {
         listener_amounts(&self.port_claims)
@@ -118,6 +149,12 @@ impl Listeners {
     /// Mutable access to a listener; its port must not change.
     pub fn get_mut(&mut self, number: CmListenerId) -> Option<&mut ClientListener> {
         self.all.get_mut(&number)
+    }
+
+    /// Mutable access to all listeners; their ports must not change.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (CmListenerId, &mut ClientListener)> {
+        let all = self.all.iter_mut();
+        all.map(|(number, listener)| (*number, listener))
     }
 
     /// Counts a new pending request.
@@ -362,8 +399,6 @@ pub(super) fn port_in_use(port: u16) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use super::*;
 
     /// A listener on port 7 of all addresses of the first device.
@@ -373,6 +408,7 @@ mod tests {
             cm_channel: CmChannelId(1),
             cookie: 0,
             devices: vec![0],
+            on_every_device: false,
             scope: LocalScope::All,
             port: 7,
             reuse: false,

@@ -25,6 +25,7 @@ mod connections;
 mod context;
 mod counter_files;
 mod departures;
+pub mod device_changes;
 mod devices;
 mod ends;
 mod extents;
@@ -32,8 +33,8 @@ mod flight_recorder;
 pub mod heap;
 mod held_memory;
 mod helpers;
-pub mod host_routes;
-pub mod links;
+mod host_routes;
+mod links;
 mod listening;
 mod lists;
 mod loaded_configuration;
@@ -83,12 +84,16 @@ use self::connections::Connections;
 use self::context::Context;
 use self::counter_files::CounterFiles;
 use self::departures::{Departures, leave_slow_socket};
+use self::device_changes::{
+    ChangedParts, DeviceChanges, DeviceOpener, RunningDevice, StartedDevices,
+};
 use self::devices::Devices;
 use self::extents::Received;
 use self::heap::FreeHeap;
 use self::helpers::Helpers;
 pub use self::helpers::MapArena;
-use self::links::LinkMonitor;
+use self::host_routes::RouteFollower;
+use self::links::{LinkMonitor, Removal};
 use self::loaded_configuration::LoadedConfiguration;
 use self::memory::Memory;
 use self::operators::Operators;
@@ -135,11 +140,9 @@ pub struct ControlParts {
     /// Users that share the limits of another one.
     pub subordinates: SubordinateUsers,
     /// The devices, in the order of the configuration.
-    pub devices: Vec<DeviceView>,
-    /// Ports whose links can go down, by device index.
-    pub watched_ports: Vec<Option<links::WatchedPort>>,
-    /// Follows the kernel's routes and neighbours.
-    pub host_routes: host_routes::RouteFollower,
+    pub devices: Vec<RunningDevice>,
+    /// Opens further ones.
+    pub opener: DeviceOpener,
     /// The memory keys, which workers read.
     pub keys: Arc<KeyTable>,
     /// Shared page in which clients see which workers sleep.
@@ -150,8 +153,6 @@ pub struct ControlParts {
     pub map_arena: Arc<MapArena>,
     /// Some ports read memory by DMA; mapping memory for them is slow.
     pub ports_use_dma: bool,
-    /// Frames may refer to registered memory instead of a copy.
-    pub sends_by_reference: bool,
     /// Effective settings, as shown to operators with the counters.
     pub settings: serde_json::Value,
 }
@@ -182,7 +183,8 @@ pub struct ControlThread {
     /// Dropped before the files, which [`LinkMonitor`] owns.
     counter_files: Option<CounterFiles>,
     links: LinkMonitor,
-    routes: host_routes::RouteFollower,
+    routes: RouteFollower,
+    device_changes: DeviceChanges,
     watchdog: Option<Watchdog>,
     signals: SignalFd,
     asleep: Arc<siw_shm::doorbell::SleepFlag>,
@@ -206,11 +208,12 @@ impl ControlThread {
         watch(parts.signals.as_fd(), TOKEN_SIGNAL)?;
         let wakes = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, TOKEN_WAKE);
         epoll.add(parts.wake.as_fd(), wakes)?;
-        if let Some(monitor) = parts.host_routes.monitor_fd() {
-            watch(monitor, TOKEN_ROUTES)?;
+        let devices = StartedDevices::new(parts.devices)?;
+        if let Some(monitor) = devices.routes.monitor_fd() {
+            watch_routes(&epoll, monitor)?;
         }
         let helpers = Helpers::start(parts.wake, parts.asleep.clone(), parts.map_arena.clone())?;
-        let sysfs = write_sysfs(&parts.socket, &parts.devices);
+        let sysfs = write_sysfs(&parts.socket, &devices.views);
         let counter_files = match (
             &sysfs,
             parts.configuration.current().control.sysfs_interval(),
@@ -220,8 +223,10 @@ impl ControlThread {
             }
             _ => None,
         };
-        let reporter = helpers.reporter();
-        let links = LinkMonitor::start(parts.watched_ports, &parts.devices, reporter, sysfs)?;
+        let mut links = LinkMonitor::new(helpers.reporter().clone(), sysfs);
+        for (view, port) in devices.views.iter().zip(devices.ports) {
+            links.add(view, port)?;
+        }
         let users = (parts.operators, parts.subordinates);
         let configuration = parts.configuration;
         let control = &configuration.current().control;
@@ -234,7 +239,7 @@ impl ControlThread {
                 resources: Resources::new(quotas, limits, parts.hugepages, epoll),
                 workers: WorkerSet::new(mailboxes),
                 helpers,
-                devices: Devices::new(parts.devices),
+                devices: Devices::new(devices.views),
                 times: TurnTimes::default(),
             },
             acceptor,
@@ -244,7 +249,7 @@ impl ControlThread {
                 keys: parts.keys,
                 map_arena: parts.map_arena,
                 ports_use_dma: parts.ports_use_dma,
-                sends_by_reference: parts.sends_by_reference,
+                sends_by_reference: devices.sends_by_reference,
                 process_memory,
                 awaiting: VecDeque::new(),
             },
@@ -254,7 +259,8 @@ impl ControlThread {
             statistics: Statistics::new(parts.settings),
             counter_files,
             links,
-            routes: parts.host_routes,
+            routes: devices.routes,
+            device_changes: DeviceChanges::new(parts.opener),
             watchdog: parts.watchdog.map(Watchdog::new),
             signals: parts.signals,
             asleep: parts.asleep,
@@ -697,24 +703,22 @@ impl ControlThread {
             ),
             Request::Operate(request) => {
                 let parts = operate::OperatedParts {
-                    configuration: &mut self.configuration,
-                    captures: &mut self.captures,
-                    routes: &self.routes,
-                    listeners: &self.connections.listeners,
-                    links: &self.links,
+                    device_changes: &mut self.device_changes,
+                    changed: ChangedParts {
+                        configuration: &mut self.configuration,
+                        captures: &mut self.captures,
+                        connections: &mut self.connections,
+                        links: &mut self.links,
+                        memory: &mut self.memory,
+                        routes: &mut self.routes,
+                    },
                 };
                 operate::operate(context, parts, id, seq, request)
             }
             Request::StartCapture(request) => {
-                let devices = &self.configuration.current().devices;
-                self.captures
-                    .start_capture(context, devices, id, seq, request)
+                self.captures.start_capture(context, id, seq, request)
             }
-            Request::StartTrace(request) => {
-                let devices = &self.configuration.current().devices;
-                self.captures
-                    .start_trace(context, devices, id, seq, request)
-            }
+            Request::StartTrace(request) => self.captures.start_trace(context, id, seq, request),
             Request::ReadStats(request) => {
                 statistics::read_statistics(context, id, seq, request.offset)
             }
@@ -1022,6 +1026,18 @@ impl ControlThread {
                 HelperReport::HasRoom { uid } => self.context.resources.on_room(uid),
                 HelperReport::Link { device, report } => self.on_link_report(device, &report),
                 HelperReport::ConfigurationRead(loaded) => self.on_configuration_read(*loaded),
+                HelperReport::DeviceOpened(opened) => {
+                    let parts = ChangedParts {
+                        configuration: &mut self.configuration,
+                        captures: &mut self.captures,
+                        connections: &mut self.connections,
+                        links: &mut self.links,
+                        memory: &mut self.memory,
+                        routes: &mut self.routes,
+                    };
+                    self.device_changes
+                        .on_opened(&mut self.context, parts, *opened);
+                }
                 HelperReport::HeapReturned => self.free_heap.on_returned(),
                 HelperReport::ClientGone { account } => {
                     self.context.resources.ledger.close(account);
@@ -1048,14 +1064,16 @@ impl ControlThread {
                 self.links.on_link_state(&mut self.context, device, *state);
             }
             // Its connections end, and no new ones are made.
-            LinkReport::Gone(event) => {
-                self.links.begin_removal(&mut self.context, device, *event);
-                let resources = &mut self.context.resources;
-                self.connections
-                    .post_removal_to_listeners(resources, device);
-                self.context
-                    .workers
-                    .post_to_all(|| Command::RemovePort { device });
+            LinkReport::Gone(event) => device_changes::remove_device(
+                &mut self.context,
+                &mut self.connections,
+                &mut self.links,
+                device,
+                Removal::Event(*event),
+            ),
+            LinkReport::Closed => {
+                self.links.on_closed(device);
+                device_changes::answer_removals(&mut self.context, &self.links);
             }
         }
     }
@@ -1098,6 +1116,12 @@ pub fn log_refused_calls() {
              [workers] confine = false permits all"
         );
     }
+}
+
+/// Watches the kernel's routes.
+fn watch_routes(epoll: &Epoll, monitor: BorrowedFd<'_>) -> std::io::Result<()> {
+    let event = EpollEvent::new(EpollFlags::EPOLLIN, TOKEN_ROUTES);
+    Ok(epoll.add(monitor, event)?)
 }
 
 /// Writes the sysfs-like files. Without them some programs find less, but siwd serves all clients.

@@ -5,17 +5,13 @@ use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::OperatorAction;
 
-use super::captures::Captures;
 use super::context::Context;
-use super::host_routes::RouteFollower;
-use super::links::LinkMonitor;
-use super::listening::Listeners;
+use super::device_changes::{ChangedParts, DeviceChanges};
 use super::lists::Viewer;
 use super::operator_addresses;
 use super::operator_routes;
 use super::pending::PendingReply;
 use super::refusal::Refusal;
-use super::reload::Configuration;
 use super::replies::{Outcome, Served, send_reply};
 use super::resources::{QpPhase, Resources};
 use crate::host;
@@ -23,7 +19,7 @@ use crate::ids::{ClientId, Qpn};
 use crate::worker::messages::{Command, ModifyTarget};
 
 /// Reply of an action that has nothing to say.
-const NOTHING: m::OperateReply = m::OperateReply {
+pub(super) const NOTHING: m::OperateReply = m::OperateReply {
     len: 0,
     reserved: 0,
     text: [0; m::OPERATE_TEXT],
@@ -31,11 +27,8 @@ const NOTHING: m::OperateReply = m::OperateReply {
 
 /// Parts of the control thread that actions read or change.
 pub(super) struct OperatedParts<'a> {
-    pub configuration: &'a mut Configuration,
-    pub captures: &'a mut Captures,
-    pub routes: &'a RouteFollower,
-    pub listeners: &'a Listeners,
-    pub links: &'a LinkMonitor,
+    pub device_changes: &'a mut DeviceChanges,
+    pub changed: ChangedParts<'a>,
 }
 
 /// Performs the action, for an operator or, where it concerns one user, for that user.
@@ -47,11 +40,8 @@ pub(super) fn operate(
     request: &m::Operate,
 ) -> Outcome {
     let OperatedParts {
-        configuration,
-        captures,
-        routes,
-        listeners,
-        links,
+        device_changes,
+        changed,
     } = parts;
     let Some(action) = OperatorAction::from_u32(request.action) else {
         let why = format!("no action {}", request.action);
@@ -70,23 +60,41 @@ pub(super) fn operate(
         }
         OperatorAction::Reload => {
             viewer.require_operator("reload the configuration")?;
-            configuration.begin_reload(&context.helpers);
+            changed.configuration.begin_reload(&context.helpers);
             return Ok(Served::Deferred(PendingReply::Reload));
         }
         OperatorAction::StopCapture => {
             viewer.require_operator("end captures")?;
-            captures.stop(&context.workers, request.target)?;
+            changed.captures.stop(&context.workers, request.target)?;
+        }
+        OperatorAction::AddDevice => {
+            viewer.require_operator("add devices")?;
+            let name = request.text.to_text();
+            let (configuration, links) = (&*changed.configuration, &*changed.links);
+            return device_changes.begin_add(context, configuration, links, &name);
+        }
+        OperatorAction::RemoveDevice => {
+            viewer.require_operator("remove devices")?;
+            let device = device_index(request.target)?;
+            let is_forced = request.text.to_text() == m::FORCE;
+            tracing::warn!(pid, device, is_forced, "an operator removes a device");
+            let pending = device_changes.begin_removal(context, changed, device, is_forced)?;
+            if let Some(pending) = pending {
+                return Ok(Served::Deferred(pending));
+            }
         }
         OperatorAction::SetLimit => {
             viewer.require_operator("set limits")?;
-            let outcome = configuration.set_limit(&mut context.resources, &request.text.to_text());
+            let outcome = changed
+                .configuration
+                .set_limit(&mut context.resources, &request.text.to_text());
             let outcome = outcome.map_err(|why| Refusal::new(libc::EINVAL, why))?;
             return reply_text(context, id, seq, &outcome);
         }
         OperatorAction::ChangeRoutes => {
             viewer.require_operator("change routes")?;
             let device = device_index(request.target)?;
-            let follows = routes.follows(device);
+            let follows = changed.routes.follows(device);
             let words = request.text.to_text();
             let outcome = operator_routes::change_routes(context, device, follows, &words)?;
             return reply_text(context, id, seq, &outcome);
@@ -94,18 +102,16 @@ pub(super) fn operate(
         OperatorAction::ChangeAddresses => {
             viewer.require_operator("change addresses")?;
             let device = device_index(request.target)?;
-            context.devices.check_device(device)?;
-            let config = configuration.current().devices.get(device);
-            let config = config.ok_or_else(|| no_device(request.target))?.get_ref();
+            let config = context.devices.check_device(device)?.config.clone();
             let words = request.text.to_text();
-            let parts = (config, listeners, links);
+            let parts = (&*config, &changed.connections.listeners, &*changed.links);
             let outcome = operator_addresses::change_addresses(context, parts, device, &words)?;
             return reply_text(context, id, seq, &outcome);
         }
         OperatorAction::ChangeNeighbours => {
             viewer.require_operator("change neighbours")?;
             let device = device_index(request.target)?;
-            let follows = routes.follows(device);
+            let follows = changed.routes.follows(device);
             let words = request.text.to_text();
             operator_routes::change_neighbours(context, device, follows, &words)?;
         }

@@ -107,7 +107,7 @@ fn check_alone(config: &DeviceConfig, name: &str) -> Result<(), Refusal> {
 /// Checks an address that a device is to get.
 fn check_new(context: &Context, device: usize, cidr: Cidr) -> Result<(), Refusal> {
     let views = &context.devices.views;
-    let mut owners = views.iter();
+    let mut owners = views.iter().filter(|view| !view.is_gone);
     let owner = owners.find(|view| view.addresses.iter().any(|own| own.addr == cidr.addr));
     if let Some(owner) = owner {
         let why = format!(

@@ -173,27 +173,36 @@ impl Pairing {
         if self.listener.is_some() {
             return Ok(());
         }
-        let devices: Vec<usize> = (0..context.devices.views.len()).collect();
+        let views = context.devices.views.iter().enumerate();
+        let running = views.filter(|(_, view)| !view.is_gone);
+        let devices: Vec<usize> = running.map(|(device, _)| device).collect();
         let claims = listeners.claim_port_of_all(&context.devices, &devices, PAIRING_PORT)?;
         let listener = listeners.next_number();
         for device in devices {
-            for &worker in &context.devices.views[device].workers {
-                let command = Command::Listen {
-                    listener,
-                    // It serves all clients: its pending requests belong to the daemon itself.
-                    user: nix::unistd::getuid().as_raw(),
-                    device,
-                    local: None,
-                    port: PAIRING_PORT,
-                    backlog: MAX_EARLY_REQUESTS,
-                    mpa: m::MpaOptions::BY_DEVICE,
-                };
-                context.workers.post_command(worker, command);
-            }
+            listen_for_pairs_on(context, listener, device);
         }
         self.port_claims = claims;
         self.listener = Some(listener);
         Ok(())
+    }
+
+    /// Listens on a device that was added.
+    pub(super) fn add_device(
+        &mut self,
+        context: &Context,
+        listeners: &mut Listeners,
+        device: usize,
+    ) {
+        let Some(listener) = self.listener else {
+            return;
+        };
+        match listeners.claim_port_of_all(&context.devices, &[device], PAIRING_PORT) {
+            Ok(claims) => {
+                self.port_claims.extend(claims);
+                listen_for_pairs_on(context, listener, device);
+            }
+            Err(error) => tracing::warn!(device, "no pairs on this device: {}", error.reason()),
+        }
     }
 
     /// A worker could not listen for queue pairs: the next request tries again.
@@ -253,6 +262,23 @@ impl Pairing {
         let early = &self.early;
         let of_user = early.values().filter(|(_, of)| *of == user).count();
         (early.len() < MAX_EARLY_REQUESTS && of_user < MAX_EARLY_REQUESTS / 4).then_some(user)
+    }
+}
+
+/// Listens for connections of pairs on all workers of a device.
+fn listen_for_pairs_on(context: &Context, listener: CmListenerId, device: usize) {
+    for &worker in &context.devices.views[device].workers {
+        let command = Command::Listen {
+            listener,
+            // It serves all clients: its pending requests belong to the daemon itself.
+            user: nix::unistd::getuid().as_raw(),
+            device,
+            local: None,
+            port: PAIRING_PORT,
+            backlog: MAX_EARLY_REQUESTS,
+            mpa: m::MpaOptions::BY_DEVICE,
+        };
+        context.workers.post_command(worker, command);
     }
 }
 

@@ -69,6 +69,10 @@ pub(super) enum PendingReply {
     Stats { token: CommandToken, left: usize },
     /// The configuration is being read again.
     Reload,
+    /// A device is being opened.
+    AddDevice,
+    /// The port of a removed device is being closed.
+    RemoveDevice { device: usize },
     /// The statistics are being written.
     WriteStats,
 }

@@ -9,6 +9,7 @@ use nix::unistd::Gid;
 use serde::Serialize;
 use serde_json::Value;
 use siw_shm::control::messages as m;
+use toml::Spanned;
 
 use super::clients::Acceptor;
 use super::heap::heap_of_one;
@@ -20,7 +21,7 @@ use super::quotas::{HostCapacity, QuotaLimits};
 use super::refusal::Refusal;
 use super::reports::HelperReport;
 use super::resources::Resources;
-use crate::config::{Config, ConfigSource};
+use crate::config::{Config, ConfigSource, DeviceConfig};
 
 /// Settings of `[limits]` that workers read at their start.
 const LIMITS_OF_WORKERS: [&str; 2] = ["limits.connections", "limits.pending_connections_per_user"];
@@ -126,6 +127,22 @@ impl Configuration {
     /// The settings in force.
     pub(super) fn current(&self) -> &Config {
         &self.current
+    }
+
+    /// The source of the settings.
+    pub(super) fn source(&self) -> &ConfigSource {
+        &self.source
+    }
+
+    /// Adds a device that was opened.
+    pub(super) fn add_device(&mut self, device: DeviceConfig) {
+        self.current.devices.push(Spanned::new(0..0, device));
+    }
+
+    /// Removes a device.
+    pub(super) fn remove_device(&mut self, name: &str) {
+        let is_other = |device: &Spanned<DeviceConfig>| device.get_ref().name.get_ref().0 != name;
+        self.current.devices.retain(is_other);
     }
 
     /// Limits of each client, of each user and of all clients together.

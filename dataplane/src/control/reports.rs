@@ -8,6 +8,7 @@ use dpdk::{LinkStatus, PortEvent};
 use siw_shm::SharedMemory;
 use siw_shm::doorbell::SleepFlag;
 
+use super::device_changes::AddedDevice;
 use super::loaded_configuration::LoadedConfiguration;
 use super::quotas::{Account, Quota};
 use super::refusal::Refusal;
@@ -38,6 +39,8 @@ pub(super) enum HelperReport {
     HasRoom { uid: u32 },
     /// The configuration was read again, or is wrong.
     ConfigurationRead(Box<Result<LoadedConfiguration, String>>),
+    /// A device that an operator adds is open, or cannot be opened.
+    DeviceOpened(Box<Result<AddedDevice, Refusal>>),
     /// The link of this device changed.
     Link { device: usize, report: LinkReport },
 }
@@ -69,6 +72,8 @@ pub(super) enum LinkReport {
     Changed(LinkState),
     /// The device is unusable; the thread waits for the order to close it.
     Gone(PortEvent),
+    /// The port of a removed device is closed.
+    Closed,
 }
 
 /// Queues a report and wakes the control thread.

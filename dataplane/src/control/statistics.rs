@@ -109,9 +109,14 @@ impl Statistics {
     }
 
     fn begin_statistics(&mut self, context: &mut Context, listeners: usize, id: ClientId) {
+        let listed = |device: &usize| !context.devices.views[*device].is_deleted;
+        let views = context.devices.views.iter();
+        let views = views.filter(|view| !view.is_deleted);
+        let mut settings = self.settings.clone();
+        settings["devices"] = views.map(|view| view.settings.clone()).collect();
         let mut text = serde_json::json!({
             "scope": "all",
-            "settings": self.settings,
+            "settings": settings,
             "control": { "longest_ns": context.times.to_json() },
             "listeners": listeners,
         })
@@ -119,9 +124,10 @@ impl Statistics {
         // Without its closing brace.
         text.pop();
         let workers = (0..context.workers.stats.len()).map(Row::Worker);
-        let devices = (0..context.devices.views.len()).map(Row::Device);
-        let drops = (0..context.devices.views.len()).map(Row::DeviceDrops);
-        let drops = drops.chain([Row::ConnectionDrops]);
+        let devices: Vec<usize> = (0..context.devices.views.len()).filter(listed).collect();
+        let drops: Vec<Row> = devices.iter().copied().map(Row::DeviceDrops).collect();
+        let devices = devices.into_iter().map(Row::Device);
+        let drops = drops.into_iter().chain([Row::ConnectionDrops]);
         let clients = context.resources.clients.keys().copied().map(Row::Client);
         let users = context.resources.ledger.users().map(Row::User);
         let statistics = StatisticsText {
@@ -257,10 +263,11 @@ fn worker_json(context: &Context, worker: &WorkerStats) -> serde_json::Value {
     let devices: Vec<serde_json::Value> = worker
         .devices
         .iter()
-        .map(|port| {
+        .filter_map(|port| {
             let device = context.devices.views.get(port.device);
-            serde_json::json!({
-                "device": device.map_or("", |device| device.name.as_str()),
+            let device = device.filter(|device| !device.is_deleted)?;
+            Some(serde_json::json!({
+                "device": device.name,
                 "rx_frames": port.frames_received,
                 "tx_frames": port.frames_sent,
                 "tx_linearized": port.frames_linearized,
@@ -270,7 +277,7 @@ fn worker_json(context: &Context, worker: &WorkerStats) -> serde_json::Value {
                 "host_dropped": port.host_frames_dropped,
                 "tcp": counter_map(port.tcp.iter()),
                 "mib": counter_map(port.tcp.mib_counters()),
-            })
+            }))
         })
         .collect();
     serde_json::json!({

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use siw_tcp::Instant;
 
 /// Converts TSC ticks to nanoseconds since the clock was created.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct TscClock {
     /// The TSC at time 0.
     base: Cell<u64>,

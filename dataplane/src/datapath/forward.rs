@@ -14,7 +14,7 @@ use dpdk::{BURST, Mbuf, MbufCache};
 use siw_tcp::{Destination, FrameInfo, Instant, RxChecksum, Steering};
 
 use super::clock::TscClock;
-use super::inbox::{ForwardPurpose, ForwardedFrame, ProxyTx, WorkerInbox};
+use super::inbox::{ForwardPurpose, ForwardedFrame, WorkerInbox};
 use super::port::WorkerPort;
 use super::rx_frame::RxFrame;
 
@@ -55,12 +55,6 @@ impl FrameForwarder {
             last_forwarded: Instant::ZERO,
             stats: ForwardStats::default(),
         }
-    }
-
-    /// Transmit path through another worker's queue of a device's port.
-    pub(crate) fn make_proxy(&self, device: usize, worker: usize) -> Option<ProxyTx> {
-        let inbox = self.inboxes.get(worker)?.clone();
-        Some(ProxyTx { device, inbox })
     }
 
     /// Determines which worker processes a received frame, and forwards it. Returns the frame if it is

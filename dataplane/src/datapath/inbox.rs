@@ -95,8 +95,8 @@ impl WorkerInbox {
 
 /// Transmit path of a worker that has no queue of a port: another worker sends for it.
 pub(crate) struct ProxyTx {
-    pub(super) device: usize,
-    pub(super) inbox: Arc<WorkerInbox>,
+    pub(crate) device: usize,
+    pub(crate) inbox: Arc<WorkerInbox>,
 }
 
 impl ProxyTx {

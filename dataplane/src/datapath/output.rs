@@ -414,6 +414,10 @@ impl PortOutput {
         self.drop_batch();
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(self.path, TxPath::Closed)
+    }
+
     /// Takes the loopback frames as received frames. Their checksums are ours and count as good.
     pub(crate) fn take_loopback(&mut self) -> impl Iterator<Item = (RxFrame, FrameInfo)> + use<> {
         let info = FrameInfo {

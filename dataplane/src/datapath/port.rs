@@ -287,6 +287,11 @@ impl<R> WorkerPort<R> {
         self.output.close();
     }
 
+    /// True after [`Self::drop_queues`].
+    pub(crate) fn is_removed(&self) -> bool {
+        self.output.is_closed()
+    }
+
     /// True if the port has no reliable interrupt, so that it must be polled.
     pub(super) fn must_be_polled(&self) -> bool {
         let wakes = self.link.rx_interrupt && !self.link.rx_interrupt_unproven;

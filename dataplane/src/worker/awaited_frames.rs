@@ -183,6 +183,7 @@ mod tests {
             core: 0,
             idle: IdlePolicy::Poll,
             spin: Duration::ZERO,
+            clock: crate::datapath::clock::TscClock::new(),
             ports: Vec::new(),
             pool: pool.clone(),
             keys: KeyTable::new(16, 1).register_reader().unwrap(),

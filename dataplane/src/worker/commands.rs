@@ -177,6 +177,7 @@ impl Worker {
                 };
                 self.connections.post_event(event);
             }
+            Command::AddPort(port) => connections.add_port(*port),
             Command::RemovePort { device } => connections.remove_port(now, device),
             Command::Stop => self.start_stopping(now),
         }

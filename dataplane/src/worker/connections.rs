@@ -29,6 +29,7 @@ use super::histogram::{MessageLengths, RoundTripTimes};
 use super::lifecycle_state::LifecycleState;
 use super::listener_options::PortListeners;
 use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
+use super::new_port::NewPort;
 use super::pending_connections::PendingConnections;
 use super::port_mapper::PortMapper;
 use super::qp_rings::RingMisuse;
@@ -346,6 +347,30 @@ impl Connections {
         self.context.srqs.remove_client(client);
         self.resolutions.remove_client(client);
         self.scheduler.remove_client(client)
+    }
+
+    /// Adds a port, in the place of a removed one if there is one without connections.
+    pub(super) fn add_port(&mut self, new: NewPort) {
+        let NewPort { port, listeners } = new;
+        let has_connections = |place: usize| {
+            let is_on =
+                |queue_pair: &WorkerQp| queue_pair.port == place && queue_pair.conn.is_some();
+            !self.queue_pairs.select(is_on).is_empty()
+        };
+        let free = (0..self.ports.len())
+            .find(|place| self.ports[*place].is_removed() && !has_connections(*place));
+        match free {
+            Some(place) => {
+                self.port_mapper.forget_port(place);
+                self.ports[place] = port;
+                self.port_listeners[place] = listeners;
+            }
+            None => {
+                self.ports.push(port);
+                self.port_listeners.push(listeners);
+                self.scheduler.users.add_port();
+            }
+        }
     }
 
     /// Ends the connections of a removed device and gives its queues back to the port.

@@ -14,6 +14,7 @@ use siw_tcp::IpCidr;
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::drop_reasons::DropCounts;
 use super::histogram::{MessageLengths, RoundTripTimes};
+use super::new_port::NewPort;
 use super::shared_receive_queues::WorkerSrq;
 use super::slots::PendingSlot;
 use crate::frame_taps::FrameTaps;
@@ -334,6 +335,8 @@ pub enum Command {
         /// Comes back with the answer.
         token: CommandToken,
     },
+    /// Adds a worker's part of a device.
+    AddPort(Box<NewPort>),
     /// Removes a device: its connections end, and the worker gives its queues of the port back;
     /// answered with [`Event::PortRemoved`].
     RemovePort {

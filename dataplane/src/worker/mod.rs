@@ -48,6 +48,7 @@ mod listen;
 mod listener_options;
 mod mailbox;
 pub mod messages;
+mod new_port;
 mod parked;
 mod pending_connections;
 mod port_mapper;
@@ -81,7 +82,7 @@ use crate::datapath::clock::TscClock;
 use crate::datapath::forward::FrameForwarder;
 use crate::datapath::idle::Idle;
 use crate::datapath::inbox::WorkerInbox;
-use crate::datapath::port::{WorkerPort, WorkerPortConfig};
+use crate::datapath::port::WorkerPortConfig;
 use crate::datapath::rx_frame;
 use crate::datapath::timer_hold::TimerHold;
 
@@ -91,7 +92,6 @@ use context::WorkerContext;
 use deadlines::Deadlines;
 use drop_reasons::DropCounts;
 use histogram::{MessageLengths, RoundTripTimes};
-use listener_options::PortListeners;
 use messages::Event;
 use parked::Wait;
 use pending_connections::PendingConnections;
@@ -103,6 +103,7 @@ use worker_qp::QpTable;
 
 pub use lifecycle::PAIR_RETRIES;
 pub use mailbox::Mailbox;
+pub use new_port::NewPort;
 
 /// Batches between two returns of cached buffers to the pool, where other workers can use them.
 const CACHE_FLUSH_INTERVAL: u64 = 1024;
@@ -117,6 +118,8 @@ pub struct WorkerConfig {
     pub idle: IdlePolicy,
     /// Time without work before the worker sleeps; it spins until then.
     pub spin: std::time::Duration,
+    /// Has the time base of all workers.
+    pub clock: TscClock,
     /// The worker's part of each device that it serves.
     pub ports: Vec<WorkerPortConfig>,
     /// Packet buffers of all workers.
@@ -156,26 +159,15 @@ impl Worker {
     /// # Errors
     /// A device's stack refuses its configuration, or a descriptor to sleep on cannot be created.
     pub fn new(config: WorkerConfig) -> Result<Worker, String> {
-        let clock = TscClock::new();
-        let now = clock.now();
+        let now = config.clock.now();
         let wake_sources = WakeSources::new(config.sleeping, &config.mailbox)
             .map_err(|error| format!("worker {}: {error}", config.index))?;
-        let forwarder = FrameForwarder::new(config.index, config.inboxes);
-        let port_listeners = config.ports.iter().map(PortListeners::new).collect();
-        let ports = config
-            .ports
-            .into_iter()
-            .map(|port| {
-                let device = port.device;
-                WorkerPort::new(port, now, |worker| forwarder.make_proxy(device, worker))
-            })
-            .collect::<Result<Vec<_>, String>>()?;
-        let connections = Connections {
+        let mut connections = Connections {
             index: config.index,
-            clock,
-            scheduler: Scheduler::new(ports.len()),
-            ports,
-            port_listeners,
+            clock: config.clock,
+            scheduler: Scheduler::new(0),
+            ports: Vec::new(),
+            port_listeners: Vec::new(),
             queue_pairs: QpTable::default(),
             pending: PendingConnections::new(config.max_pending_per_user),
             context: WorkerContext::new(config.keys),
@@ -191,12 +183,15 @@ impl Worker {
             traced: None,
             outgoing_events: VecDeque::new(),
         };
+        for port in config.ports {
+            connections.add_port(NewPort::new(port, now, &config.inboxes)?);
+        }
         Ok(Worker {
             index: config.index,
             connections,
             frame_releases: FrameReleases::new(config.index),
             mailbox: config.mailbox,
-            forwarder,
+            forwarder: FrameForwarder::new(config.index, config.inboxes),
             idle: Idle::new(config.idle, config.spin),
             wake_sources,
             rx_batch: RxBatch::new(),

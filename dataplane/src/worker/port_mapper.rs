@@ -61,6 +61,11 @@ impl PortMapper {
         }
     }
 
+    /// Forgets the peers on a port.
+    pub(super) fn forget_port(&mut self, port: usize) {
+        self.absent.retain(|(on, _), _| *on != port);
+    }
+
     fn remember_absence(&mut self, now: Instant, peer: (usize, IpAddr)) {
         if self.absent.len() >= ABSENCES_MAX {
             self.absent.retain(|_, until| *until > now);

@@ -83,6 +83,17 @@ impl UserShares {
         }
     }
 
+    /// Adds a port, behind the others, for all users.
+    pub(super) fn add_port(&mut self) {
+        let before = std::mem::take(&mut self.ready);
+        let mut lists = before.into_iter();
+        for _ in 0..self.users.len() {
+            self.ready.extend(lists.by_ref().take(self.ports));
+            self.ready.push(VecDeque::new());
+        }
+        self.ports += 1;
+    }
+
     /// All users in the order of their turns, including vacant slots.
     #[inline]
     pub(super) fn slots(&self) -> impl Iterator<Item = UserSlot> + use<> {
@@ -228,6 +239,26 @@ mod tests {
         assert_eq!(shares.pop_ready(user, 0), Some(QpSlot(200)));
         assert_eq!(shares.pop_ready(user, 2), None);
         shares.remove_client(user);
+        assert!(shares.is_idle());
+    }
+
+    #[test]
+    fn a_new_port_has_ready_queue_pairs_of_its_own() {
+        let mut shares = UserShares::new(2);
+        let users = [shares.add_client(7), shares.add_client(8)];
+        for (user, port) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            shares.push_ready(users[user], port, QpSlot((10 * user + port) as u32));
+        }
+        shares.add_port();
+        shares.push_ready(users[1], 2, QpSlot(12));
+        let later = shares.add_client(9);
+        shares.push_ready(later, 2, QpSlot(22));
+        assert_eq!(shares.pop_ready(users[0], 2), None);
+        for (user, port) in [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)] {
+            let expected = QpSlot((10 * user + port) as u32);
+            assert_eq!(shares.pop_ready(users[user], port), Some(expected));
+        }
+        assert_eq!(shares.pop_ready(later, 2), Some(QpSlot(22)));
         assert!(shares.is_idle());
     }
 

@@ -11,6 +11,7 @@ mod capture;
 mod check;
 mod client_faults;
 mod control_fuzz;
+mod device_changes;
 mod drops;
 mod exhausted_pool;
 mod flight_recorder;

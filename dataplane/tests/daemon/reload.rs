@@ -11,7 +11,7 @@ use super::siwctl::{shown, siwctl};
 use crate::common::{Daemon, End, LOOPBACK, PATIENCE, pair, ping};
 
 /// Writes another configuration for a running daemon.
-fn rewrite(daemon: &Daemon, config: &str) {
+pub fn rewrite(daemon: &Daemon, config: &str) {
     std::fs::write(daemon.dir.path().join("siwd.toml"), config).unwrap();
 }
 

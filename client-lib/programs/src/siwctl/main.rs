@@ -67,6 +67,9 @@ enum Command {
     /// Change limits of the running siwd
     #[command(subcommand)]
     Limits(LimitsCommand),
+    /// Add a device to the running siwd, or remove one
+    #[command(subcommand)]
+    Device(DeviceCommand),
     /// Addresses of a device, changed until siwd restarts
     #[command(subcommand)]
     Addr(routes::AddressCommand),
@@ -159,6 +162,25 @@ enum ClientCommand {
 }
 
 #[derive(Debug, Subcommand)]
+enum DeviceCommand {
+    /// Read the configuration again, and open the device of this name; other devices go on. Programs that
+    /// start from then on have it
+    Add {
+        /// Name in its table `[[device]]` of siwd's configuration
+        name: String,
+    },
+    /// Close a device; other devices go on. It is back with `siwctl device add`, and after a restart if the
+    /// configuration still has it
+    Del {
+        /// Name of the device
+        name: String,
+        /// Also if programs use it: their connections end, and they get DEVICE_FATAL
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 enum LimitsCommand {
     /// Set a limit until siwd reloads its configuration or restarts
     Set {
@@ -237,6 +259,14 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
         Command::Trace(args) => trace::run(&daemon, args, json).map(|()| String::new()),
         Command::Limits(LimitsCommand::Set { key, value }) => {
             reload::describe_outcome(&daemon.set_limit(key, value)?, json)
+        }
+        Command::Device(DeviceCommand::Add { name }) => {
+            daemon.add_device(name)?;
+            Ok(String::new())
+        }
+        Command::Device(DeviceCommand::Del { name, force }) => {
+            daemon.remove_device(routes::find_device(&daemon, name)?, *force)?;
+            Ok(String::new())
         }
         Command::Addr(command) => routes::change_addresses(&daemon, command, json),
         Command::Route(command) => routes::change_routes(&daemon, command, json),

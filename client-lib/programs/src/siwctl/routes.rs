@@ -102,11 +102,16 @@ pub struct Device {
 impl Device {
     /// Index of the device in the daemon.
     fn find(&self, daemon: &siw::Context) -> anyhow::Result<u32> {
-        let devices = daemon.query_devices()?;
-        let found = devices.iter().find(|device| device.name == self.device);
-        let index = found.map(|device| device.index);
-        index.with_context(|| format!("siwd has no device {:?}", self.device))
+        find_device(daemon, &self.device)
     }
+}
+
+/// Index of the device of this name.
+pub fn find_device(daemon: &siw::Context, name: &str) -> anyhow::Result<u32> {
+    let devices = daemon.query_devices()?;
+    let found = devices.iter().find(|device| device.name == name);
+    let index = found.map(|device| device.index);
+    index.with_context(|| format!("siwd has no device {name:?}"))
 }
 
 /// Executes `siwctl route`: prints the routes that were added.

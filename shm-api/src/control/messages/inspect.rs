@@ -107,8 +107,15 @@ numbered! {
         /// Changes the addresses of the device with the index `target`: `text` is `add ADDRESS/PREFIX`,
         /// `del ADDRESS`, `flush` or `show`. The reply has the addresses, as JSON.
         ChangeAddresses = 9,
+        /// Opens the device `text` of the daemon's configuration, which is read again.
+        AddDevice = 10,
+        /// Removes the device with the index `target`. If programs use it, `text` has to be [`FORCE`].
+        RemoveDevice = 11,
     }
 }
+
+/// `text` of [`OperatorAction::RemoveDevice`]: end the connections of the device.
+pub const FORCE: &str = "force";
 
 /// Performs an [`OperatorAction`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]

@@ -134,7 +134,9 @@ pub struct DeviceReply {
     /// 1 when the CRC is requested by default.
     pub crc: u8,
     pub mpa_rev: u8,
-    pub reserved: [u8; 6],
+    /// 1 for a device that an operator has removed: lists leave it out.
+    pub is_deleted: u8,
+    pub reserved: [u8; 5],
     /// `CAP_` bits: capabilities beyond WRITE, READ, SEND.
     pub caps: u64,
     pub ips: [Addr; 8],

@@ -1,0 +1,571 @@
+//! Devices that operators add to a running daemon, and remove from it.
+//!
+//! A thread reads the configuration, opens the port and builds the workers' parts of it, because a
+//! driver and a file system can be slow. The control thread and the workers then only take them over. A
+//! removed device ends like one that vanishes ([`super::links`]). The index of a device is not used
+//! again: clients keep it longer than the device exists.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use nix::libc;
+use siw_shm::control::Message;
+use siw_shm::control::messages as m;
+
+use super::captures::Captures;
+use super::connections::Connections;
+use super::context::Context;
+use super::host_routes::RouteFollower;
+use super::links::{LinkMonitor, Removal, WatchedPort};
+use super::memory::Memory;
+use super::pending::PendingReply;
+use super::refusal::Refusal;
+use super::reload::Configuration;
+use super::replies::Served;
+use super::reports::{HelperReport, Reporter};
+use super::resources::{QpPhase, Resources};
+use crate::config::{Config, ConfigSource, DeviceConfig};
+use crate::datapath::clock::TscClock;
+use crate::datapath::inbox::WorkerInbox;
+use crate::device::{self, OpenDevice, SecondEnds, SharedStackConfig};
+use crate::device_view::DeviceView;
+use crate::host::LockUse;
+use crate::host_path::{HostThread, HostThreadParts};
+use crate::link_traits::PayloadPolicy;
+use crate::prepared::{DeviceClaims, HostReport, Prepared, StartedDpdk, claim_device};
+use crate::sysfs_tree::DeviceWriter;
+use crate::worker::NewPort;
+use crate::worker::messages::Command;
+
+/// What a device needs of the daemon.
+#[derive(Clone)]
+pub struct DeviceOpener {
+    /// DPDK and the packet buffers.
+    pub dpdk: StartedDpdk,
+    /// Cores of the workers.
+    pub cores: Vec<usize>,
+    /// Bytes that a packet buffer holds.
+    pub buffer_room: u16,
+    /// Secrets and limits of the TCP stacks.
+    pub stacks: SharedStackConfig,
+    /// Has the time base of the workers.
+    pub clock: TscClock,
+    /// Inboxes of the workers.
+    pub inboxes: Arc<[Arc<WorkerInbox>]>,
+}
+
+/// A started device without the parts of its workers.
+pub struct RunningDevice {
+    view: DeviceView,
+    port: WatchedPort,
+    /// The interface whose routes the device follows.
+    route_interface: Option<u32>,
+    /// Frames may refer to registered memory.
+    sends_by_reference: bool,
+}
+
+impl RunningDevice {
+    /// Starts the host thread of a device, after the workers' ports were taken. The first worker, which
+    /// serves every device, sends for the kernel.
+    ///
+    /// # Errors
+    /// The operating system cannot create a thread.
+    pub fn start(
+        opener: &DeviceOpener,
+        index: usize,
+        mut device: OpenDevice,
+        claims: DeviceClaims,
+    ) -> std::io::Result<RunningDevice> {
+        let view = device.client_view();
+        let host = device.host.take();
+        let follows = host.as_ref().filter(|host| host.settings.routes);
+        let shared = device.port.xdp_interface();
+        let shared = shared.filter(|_| device.config.host_routes);
+        let route_interface = follows.map(|host| host.tap.index()).or(shared);
+        let host_interface = host.as_ref().map(|host| host.tap.index());
+        let start_thread = |host: crate::host_path::HostPath| {
+            let parts = HostThreadParts {
+                device: index,
+                tap: host.tap,
+                queue: host.queue,
+                inbox: opener.inboxes[0].clone(),
+                pool: opener.dpdk.pool.clone(),
+                vlan: device.config.vlan.as_ref().map(|vlan| *vlan.get_ref()),
+                mtu: *device.config.mtu.get_ref(),
+                worker_cores: opener.cores.clone(),
+            };
+            HostThread::start(&opener.dpdk.eal, parts)
+        };
+        Ok(RunningDevice {
+            view,
+            route_interface,
+            sends_by_reference: device.link.payload != PayloadPolicy::Copy,
+            port: WatchedPort {
+                host: host.map(start_thread).transpose()?,
+                host_interface,
+                port: device.port,
+                claims,
+            },
+        })
+    }
+}
+
+/// A device that was opened for an operator.
+pub struct AddedDevice {
+    device: RunningDevice,
+    config: DeviceConfig,
+    /// The part of each worker that serves it.
+    ports: Vec<(usize, NewPort)>,
+}
+
+/// Opening of a device, in a thread of its own.
+struct Opening {
+    opener: DeviceOpener,
+    pairs: Arc<Mutex<SecondEnds>>,
+    source: ConfigSource,
+    /// The configuration in force.
+    running: Config,
+    /// Addresses of the running devices, with the devices' names.
+    addresses: Vec<(IpAddr, String)>,
+    claims: Vec<DeviceClaims>,
+    files: Option<DeviceWriter>,
+    index: usize,
+    name: String,
+}
+
+fn invalid(why: impl std::fmt::Display) -> Refusal {
+    Refusal::new(libc::EINVAL, why.to_string())
+}
+
+impl Opening {
+    fn run(self) -> Result<AddedDevice, Refusal> {
+        let (config, all) = self.read_configuration()?;
+        let outcome = self.open(&config, &all);
+        if let (Err(_), Some(pair)) = (&outcome, &config.pair) {
+            let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+            pairs.remove(pair);
+        }
+        outcome
+    }
+
+    /// Reads the device's table. Returns it, and the configuration in force with this device.
+    fn read_configuration(&self) -> Result<(DeviceConfig, Config), Refusal> {
+        let name = &self.name;
+        let file = self.source.load().map_err(invalid)?;
+        let mut tables = file.devices.iter();
+        let found = tables.find(|device| device.get_ref().name.get_ref().0 == *name);
+        let table = found.ok_or_else(|| {
+            let source = self.source.name();
+            let why = format!("{source} has no device {name:?}: add its [[device]] there first");
+            Refusal::new(libc::ENOENT, why)
+        })?;
+        let config = table.get_ref().clone();
+        let mut all = self.running.clone();
+        if let Some(pair) = &config.pair {
+            let is_end = |other: &DeviceConfig| other.pair.as_ref() == Some(pair);
+            let mut running = all.devices.iter();
+            let pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+            match running.find(|other| is_end(other.get_ref())) {
+                Some(other) if !pairs.contains_key(pair) => {
+                    let other = &other.get_ref().name.get_ref().0;
+                    let why = format!(
+                        "device {other} is the other end of pair {pair:?} and runs: siwctl device del {other} first, then add both"
+                    );
+                    return Err(Refusal::new(libc::EBUSY, why));
+                }
+                Some(_) => {}
+                None => {
+                    let mut ends = file.devices.iter();
+                    let other = ends.find(|other| {
+                        is_end(other.get_ref()) && other.get_ref().name != config.name
+                    });
+                    all.devices.extend(other.cloned());
+                }
+            }
+        }
+        all.devices.push(table.clone());
+        all.check_settings()
+            .map_err(|(_, why)| invalid(format!("device {name}, with the running ones: {why}")))?;
+        for cidr in config.addresses.get_ref() {
+            let mut taken = self.addresses.iter();
+            if let Some((address, owner)) = taken.find(|(address, _)| *address == cidr.addr) {
+                let why = format!("device {owner} has the address {address} already");
+                return Err(Refusal::new(libc::EEXIST, why));
+            }
+        }
+        let needed = device::buffer_room(&config);
+        if needed > self.opener.buffer_room {
+            let why = format!(
+                "device {name}: its mtu needs packet buffers of {needed} bytes, and siwd has started with {}: restart siwd, or lower mtu",
+                self.opener.buffer_room
+            );
+            return Err(Refusal::new(libc::ENOMEM, why));
+        }
+        Ok((config, all))
+    }
+
+    fn open(&self, config: &DeviceConfig, all: &Config) -> Result<AddedDevice, Refusal> {
+        let failed = |why: String| Refusal::new(libc::EIO, why);
+        let (opener, name) = (&self.opener, &self.name);
+        let devices: Vec<DeviceConfig> = all
+            .devices
+            .iter()
+            .map(|device| device.get_ref().clone())
+            .collect();
+        let plan = Prepared {
+            config: all.clone(),
+            devices,
+            cores: opener.cores.clone(),
+            buffer_room: opener.buffer_room,
+        };
+        let mut report = HostReport::default();
+        plan.check_device(config, &mut report);
+        report.into_result().map_err(invalid)?;
+        let claims = claim_device(config, &self.claims, LockUse::Hold)
+            .map_err(|error| Refusal::new(libc::EBUSY, error.to_string()))?;
+        let (mut guard, mut no_pairs);
+        let pairs = match &config.pair {
+            Some(_) => {
+                guard = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+                &mut *guard
+            }
+            None => {
+                // The control thread may want the lock, and a driver may take long.
+                no_pairs = SecondEnds::default();
+                &mut no_pairs
+            }
+        };
+        let (workers, index) = (opener.cores.len(), self.index);
+        let dpdk = &opener.dpdk;
+        let opened = device::open_device(dpdk, &plan.devices, config, index, workers, pairs);
+        let mut device = opened.map_err(failed)?;
+        if device.port.needs_dma_map() && device.link.payload != PayloadPolicy::Copy {
+            let why = format!(
+                "device {name} would read memory of running programs, which is not mapped for it: set tx_payload = \"copy\", or restart siwd"
+            );
+            return Err(Refusal::new(libc::EOPNOTSUPP, why));
+        }
+        device.set_up_host_path().map_err(failed)?;
+        let now = opener.clock.now();
+        let mut ports = Vec::new();
+        for worker in 0..workers {
+            if let Some(port) = device.worker_port(index, worker, &opener.stacks) {
+                let port = NewPort::new(port, now, &opener.inboxes);
+                ports.push((worker, port.map_err(failed)?));
+            }
+        }
+        let device = RunningDevice::start(opener, index, device, claims)
+            .map_err(|error| failed(format!("device {name}: {error}")))?;
+        if let Some(files) = &self.files
+            && let Err(error) = files.add_device(index, &device.view)
+        {
+            tracing::warn!(device = %name, "cannot write the files for programs that read /sys: {error}");
+        }
+        Ok(AddedDevice {
+            device,
+            config: config.clone(),
+            ports,
+        })
+    }
+}
+
+/// Adds and removes devices; one is added at a time.
+pub(super) struct DeviceChanges {
+    opener: DeviceOpener,
+    pairs: Arc<Mutex<SecondEnds>>,
+    /// Opens a device.
+    opening: Option<JoinHandle<()>>,
+}
+
+impl Drop for DeviceChanges {
+    fn drop(&mut self) {
+        // DPDK shuts down afterwards.
+        if let Some(thread) = self.opening.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Parts of the control thread that a change of the devices concerns.
+pub(super) struct ChangedParts<'a> {
+    pub configuration: &'a mut Configuration,
+    pub captures: &'a mut Captures,
+    pub connections: &'a mut Connections,
+    pub links: &'a mut LinkMonitor,
+    pub memory: &'a mut Memory,
+    pub routes: &'a mut RouteFollower,
+}
+
+impl DeviceChanges {
+    /// No device is being added.
+    pub fn new(opener: DeviceOpener) -> DeviceChanges {
+        DeviceChanges {
+            opener,
+            pairs: Arc::default(),
+            opening: None,
+        }
+    }
+
+    /// Starts to open a device of the configuration; [`HelperReport::DeviceOpened`] follows.
+    pub fn begin_add(
+        &mut self,
+        context: &Context,
+        configuration: &Configuration,
+        links: &LinkMonitor,
+        name: &str,
+    ) -> Result<Served, Refusal> {
+        let views = &context.devices.views;
+        if let Some(device) = context.devices.find_by_name(name) {
+            let why = match views[device].is_gone {
+                true => format!("device {name} has vanished: siwctl device del {name} first"),
+                false => format!("device {name} runs already"),
+            };
+            return Err(Refusal::new(libc::EEXIST, why));
+        }
+        let mut same_name = views
+            .iter()
+            .enumerate()
+            .filter(|(_, view)| view.name == name);
+        if self.opening.is_some() || same_name.any(|(device, _)| !links.is_closed(device)) {
+            let why =
+                "another device is being added, or this one is still being removed: try again";
+            return Err(Refusal::new(libc::EBUSY, why));
+        }
+        let running = views.iter().filter(|view| !view.is_gone);
+        let addresses = running.flat_map(|view| {
+            let addresses = view.addresses.iter();
+            addresses.map(|cidr| (cidr.addr, view.name.clone()))
+        });
+        let opening = Opening {
+            opener: self.opener.clone(),
+            pairs: self.pairs.clone(),
+            source: configuration.source().clone(),
+            running: configuration.current().clone(),
+            addresses: addresses.collect(),
+            claims: links.claims(),
+            files: links.sysfs().map(|sysfs| sysfs.device_writer()),
+            index: views.len(),
+            name: name.to_owned(),
+        };
+        let reporter: Reporter = context.helpers.reporter().clone();
+        let open = move || {
+            let opened = opening.run();
+            reporter.send(HelperReport::DeviceOpened(Box::new(opened)));
+        };
+        let thread = std::thread::Builder::new().name("siwd-device".into());
+        let started = thread.spawn(open).map_err(|error| {
+            let why = format!("a thread cannot be started: {error}");
+            Refusal::new(libc::EAGAIN, why)
+        });
+        self.opening = Some(started?);
+        Ok(Served::Deferred(PendingReply::AddDevice))
+    }
+
+    /// Takes over an opened device, and answers the operator.
+    pub fn on_opened(
+        &mut self,
+        context: &mut Context,
+        parts: ChangedParts<'_>,
+        opened: Result<AddedDevice, Refusal>,
+    ) {
+        // It has sent its last report.
+        self.opening = None;
+        let outcome = opened.and_then(|added| take_over(context, parts, added));
+        if let Err(refusal) = &outcome {
+            tracing::warn!("no device is added: {}", refusal.reason());
+        }
+        let is_meant = |what: &PendingReply| matches!(what, PendingReply::AddDevice);
+        answer_waiting(&mut context.resources, is_meant, &outcome);
+    }
+
+    /// Removes a device. Returns the reply to wait for, unless its port is closed already.
+    pub fn begin_removal(
+        &mut self,
+        context: &mut Context,
+        parts: ChangedParts<'_>,
+        device: usize,
+        is_forced: bool,
+    ) -> Result<Option<PendingReply>, Refusal> {
+        let found = context.devices.views.get(device);
+        let Some(view) = found.filter(|view| !view.is_deleted) else {
+            return Err(Refusal::new(libc::ENODEV, format!("no device {device}")));
+        };
+        let ChangedParts {
+            configuration,
+            connections,
+            links,
+            routes,
+            ..
+        } = parts;
+        let users = users_of(context, connections, device);
+        if !users.is_empty() && !is_forced {
+            let users: Vec<String> = users.iter().map(u32::to_string).collect();
+            let why = format!(
+                "device {} is used by process {}: end its connections and listeners first, or use --force",
+                view.name,
+                users.join(", ")
+            );
+            return Err(Refusal::new(libc::EBUSY, why));
+        }
+        if let Some(pair) = &view.config.pair {
+            if self.opening.is_some() {
+                let why = "a device is being added, perhaps the other end of this pair: try again";
+                return Err(Refusal::new(libc::EBUSY, why));
+            }
+            let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+            pairs.remove(pair);
+        }
+        if !view.is_gone {
+            remove_device(context, connections, links, device, Removal::Operator);
+        }
+        let view = &mut context.devices.views[device];
+        view.is_deleted = true;
+        configuration.remove_device(&view.name);
+        links.remove_files(device, view);
+        routes.remove(device);
+        let is_closed = links.is_closed(device);
+        Ok((!is_closed).then_some(PendingReply::RemoveDevice { device }))
+    }
+}
+
+/// Ends the connections of a device, which workers then release.
+pub(super) fn remove_device(
+    context: &mut Context,
+    connections: &mut Connections,
+    links: &mut LinkMonitor,
+    device: usize,
+    cause: Removal,
+) {
+    if context.devices.views[device].is_gone {
+        return;
+    }
+    links.begin_removal(context, device, cause);
+    connections.remove_device(&mut context.resources, device);
+    let command = || Command::RemovePort { device };
+    context.workers.post_to_all(command);
+}
+
+/// Answers the operators that wait for the end of removed devices whose ports are closed.
+pub(super) fn answer_removals(context: &mut Context, links: &LinkMonitor) {
+    let is_meant = |what: &PendingReply| matches!(what, PendingReply::RemoveDevice { device } if links.is_closed(*device));
+    answer_waiting(&mut context.resources, is_meant, &Ok(()));
+}
+
+/// Processes with connections and listeners on a device alone.
+fn users_of(context: &Context, connections: &Connections, device: usize) -> Vec<u32> {
+    let mut users: Vec<u32> = Vec::new();
+    for client in context.resources.clients.values() {
+        let mut queue_pairs = client.qps.values();
+        let mut listeners = connections.listeners.iter();
+        let is_user = queue_pairs.any(|qp| qp.device == device && qp.phase != QpPhase::Detached)
+            || listeners
+                .any(|(_, listener)| listener.client == client.id && listener.devices == [device]);
+        if is_user {
+            users.push(client.peer.pid);
+        }
+    }
+    users.sort_unstable();
+    users.dedup();
+    users
+}
+
+/// Adds an opened device to all parts of the control thread, and gives the workers their parts.
+fn take_over(
+    context: &mut Context,
+    parts: ChangedParts<'_>,
+    added: AddedDevice,
+) -> Result<(), Refusal> {
+    let AddedDevice {
+        device,
+        config,
+        ports,
+    } = added;
+    let index = context.devices.views.len();
+    if let Err(error) = parts.links.add(&device.view, device.port) {
+        parts.links.remove_files(index, &device.view);
+        let why = format!("a thread cannot be started: {error}");
+        return Err(Refusal::new(libc::EAGAIN, why));
+    }
+    tracing::warn!(device = %device.view.name, "an operator has added the device");
+    parts.memory.sends_by_reference |= device.sends_by_reference;
+    parts.configuration.add_device(config);
+    let name = device.view.name.clone();
+    context.devices.views.push(device.view);
+    for (worker, port) in ports {
+        let command = Command::AddPort(Box::new(port));
+        context.workers.post_command(worker, command);
+    }
+    parts.captures.add_device(&context.workers, &name);
+    parts.connections.add_device(context, index);
+    let monitored = parts.routes.add(device.route_interface);
+    let monitored = monitored.and_then(|monitor| match monitor {
+        Some(monitor) => super::watch_routes(&context.resources.epoll, monitor),
+        None => Ok(()),
+    });
+    if let Err(error) = monitored {
+        tracing::warn!(device = %name, "the kernel's routes cannot be followed: {error}");
+    }
+    parts
+        .routes
+        .load_routes_of(&mut context.devices, &context.workers, index);
+    Ok(())
+}
+
+/// Answers the clients whose deferred request is meant.
+fn answer_waiting(
+    resources: &mut Resources,
+    is_meant: impl Fn(&PendingReply) -> bool,
+    outcome: &Result<(), Refusal>,
+) {
+    for (id, client) in &mut resources.clients {
+        let waiting = client.take_waiting(|what| match is_meant(&what) {
+            true => Ok(()),
+            false => Err(what),
+        });
+        let Some((seq, ())) = waiting else {
+            continue;
+        };
+        match outcome {
+            Ok(()) => {
+                let reply = &super::operate::NOTHING;
+                let _ = client.conn.send_reply::<m::Operate>(seq, reply, &[]);
+            }
+            Err(refusal) => refusal.send(&client.conn, <m::Operate as Message>::KIND, seq),
+        }
+        resources.answered.push(*id);
+    }
+}
+
+/// The devices of a start, divided among the parts of the control thread.
+pub(super) struct StartedDevices {
+    pub views: Vec<DeviceView>,
+    pub ports: Vec<WatchedPort>,
+    pub routes: RouteFollower,
+    pub sends_by_reference: bool,
+}
+
+impl StartedDevices {
+    /// Divides them.
+    ///
+    /// # Errors
+    /// The operating system cannot create a netlink socket.
+    pub fn new(devices: Vec<RunningDevice>) -> std::io::Result<StartedDevices> {
+        let mut started = StartedDevices {
+            views: Vec::new(),
+            ports: Vec::new(),
+            routes: RouteFollower::new(
+                devices
+                    .iter()
+                    .map(|device| device.route_interface)
+                    .collect(),
+            )?,
+            sends_by_reference: devices.iter().any(|device| device.sends_by_reference),
+        };
+        for device in devices {
+            started.views.push(device.view);
+            started.ports.push(device.port);
+        }
+        Ok(started)
+    }
+}
