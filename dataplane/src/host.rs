@@ -182,8 +182,10 @@ pub fn lock_folder() -> PathBuf {
     {
         return machine;
     }
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(folder) => PathBuf::from(folder).join("siwd"),
+    // As for the socket, a path that is not absolute counts as none.
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    match runtime.filter(|folder| folder.is_absolute()) {
+        Some(folder) => folder.join("siwd"),
         // All users may write there: a folder of one name could be another user's.
         None => std::env::temp_dir().join(format!("siwd-{}", nix::unistd::geteuid())),
     }
