@@ -314,3 +314,37 @@ fn an_interface_is_free_after_its_device_is_removed() {
     }
     assert!(daemon.stop().success());
 }
+
+#[test]
+fn a_device_shared_with_the_kernel_takes_its_interfaces_along() {
+    skip_if!(lacks_network());
+    let namespace = Netns::new();
+    let daemon = namespace.siwd(LOOPBACK, &[]);
+    let shared = "[[device]]\nname = \"siw2\"\ndevargs = \"net_tap2,iface=siwtap2\"\n\
+                  addresses = [\"10.78.0.1/24\"]\nhost_interface = \"siwkernel2\"\n\
+                  host_ports = \"61000-61007\"\nhost_routes = true\n";
+    rewrite(&daemon, &format!("{LOOPBACK}{shared}"));
+    let (a, b) = pair(&daemon, 4096);
+    let interfaces = ["siwtap2", "siwkernel2"];
+    for _ in 0..2 {
+        shown(&daemon, &["device", "add", "siw2"]);
+        let links = namespace.ip("-o link show");
+        assert!(
+            interfaces.iter().all(|name| links.contains(name)),
+            "{links}"
+        );
+        // It follows the kernel's routes.
+        let route = ["route", "add", "10.80.0.0/16", "--via", "10.78.0.9"];
+        let (status, out, error) = siwctl(&daemon, &[&route[..], &["--device", "siw2"]].concat());
+        assert_eq!(status, Some(1), "{out}");
+        assert!(error.contains("follows the kernel"), "{error}");
+        shown(&daemon, &["device", "del", "siw2"]);
+        let links = namespace.ip("-o link show");
+        assert!(
+            !interfaces.iter().any(|name| links.contains(name)),
+            "{links}"
+        );
+        ping(&a, &b);
+    }
+    assert!(daemon.stop().success());
+}
