@@ -80,7 +80,12 @@ static void fail(const char *format, ...) {
     va_end(arguments);
 }
 
-static void failed(const char *what) { fail("%s: %s", what, strerror(errno)); }
+/* A call has failed; the lab tells what the device does not have from what went wrong. */
+static void failed(const char *what) {
+    int number = errno;
+    if (number != EOPNOTSUPP || is_tried) return fail("%s: %s", what, strerror(number));
+    fprintf(answers, "{\"error\":\"%s: %s\",\"unsupported\":true}\n", what, strerror(number));
+}
 
 static void ok(const char *format, ...) {
     va_list arguments;

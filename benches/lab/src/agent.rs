@@ -13,6 +13,11 @@ const VERSION: u64 = 2;
 /// Port of the target on which the agent accepts streams of the lab.
 pub const STREAM_PORT: u16 = 7175;
 
+/// The target refuses a call of the agent with EOPNOTSUPP.
+#[derive(Debug, thiserror::Error)]
+#[error("agent: {0}")]
+pub struct Unsupported(String);
+
 pub struct Agent {
     connection: BufReader<TcpStream>,
     address: SocketAddr,
@@ -122,6 +127,9 @@ impl Agent {
             format!("the agent's answer is no JSON: {line}")
         })?;
         match answer["error"].as_str() {
+            Some(error) if answer["unsupported"] == true => {
+                Err(Unsupported(error.to_owned()).into())
+            }
             Some(error) => bail!("agent: {error}"),
             None => Ok(Some(answer)),
         }
@@ -157,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_late_answer_is_not_taken_for_that_of_the_next_command() {
+    fn answers_belong_to_their_commands_and_tell_what_is_unsupported() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (release, released) = mpsc::channel::<()>();
@@ -173,6 +181,12 @@ mod tests {
             writeln!(answers, "{{\"error\":\"late\"}}").unwrap();
             lines.next();
             writeln!(answers, "{{\"ok\":true,\"number\":2}}").unwrap();
+            lines.next();
+            writeln!(
+                answers,
+                "{{\"error\":\"ibv_alloc_mw\",\"unsupported\":true}}"
+            )
+            .unwrap();
         });
         let mut agent = Agent::connect(address, Duration::from_secs(10)).unwrap();
         agent.tell(&serde_json::json!({ "do": "serve" })).unwrap();
@@ -185,6 +199,8 @@ mod tests {
         release.send(()).unwrap();
         let answer = agent.ask(&serde_json::json!({ "do": "forget" })).unwrap();
         assert_eq!(answer["number"], 2);
+        let refusal = agent.ask(&serde_json::json!({ "do": "bind" })).unwrap_err();
+        assert!(refusal.context("a step").is::<Unsupported>());
         target.join().unwrap();
     }
 }

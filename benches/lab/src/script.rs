@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::agent::{Agent, STREAM_PORT};
+use crate::agent::{Agent, STREAM_PORT, Unsupported};
 use crate::case::{
     Alternative, Case, Comparison, Expr, Grade, Level, Operator, PathFields, Start, StepKind, Term,
     Value,
@@ -281,6 +281,14 @@ struct Script<'a> {
     outcome: Outcome,
 }
 
+/// Verdict of a case that ended with an error: what the target does not have, it need not do.
+fn verdict_of(error: &anyhow::Error) -> Verdict {
+    match error.is::<Unsupported>() {
+        true => Verdict::NotSupported,
+        false => Verdict::Inconclusive,
+    }
+}
+
 /// Runs one instance of a case.
 pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome {
     let started = Instant::now();
@@ -323,14 +331,13 @@ pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome
         Ok(()) => {
             script.clock = Instant::now();
             if let Err(error) = script.steps() {
-                script
-                    .outcome
-                    .worsen(Verdict::Inconclusive, format!("{error:#}"));
+                let reason = format!("{error:#}");
+                script.outcome.worsen(verdict_of(&error), reason);
             }
         }
         Err(error) => {
             let reason = format!("the conversation before the case failed: {error:#}");
-            script.outcome.worsen(Verdict::Inconclusive, reason);
+            script.outcome.worsen(verdict_of(&error), reason);
         }
     }
     let mut outcome = script.outcome;
