@@ -2,7 +2,7 @@
 //!
 //! A thread reads the configuration, opens the port and builds the workers' parts of it, because a
 //! driver and a file system can be slow. The control thread and the workers then only take them over. A
-//! removed device ends like one that vanishes ([`super::links`]). The index of a device is not used
+//! removed device ends like one that vanishes (`links.rs`). The index of a device is not used
 //! again: clients keep it longer than the device exists.
 
 use std::net::IpAddr;
