@@ -365,6 +365,11 @@ pub fn siw_perf() -> PathBuf {
     build_of_package("siw-bench", "--bin", "siw-perf").join("siw-perf")
 }
 
+/// The path of siw-lab, built with the profile of this test.
+pub fn siw_lab() -> PathBuf {
+    build_of_package("siw-lab", "--bin", "siw-lab").join("siw-lab")
+}
+
 /// The path of a Rust example of the client library, built with the profile of this test.
 pub fn client_example(name: &str) -> PathBuf {
     build_of_package("siw", "--example", name)

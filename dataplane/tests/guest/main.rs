@@ -8,4 +8,5 @@ mod linux_matrix;
 mod linux_programs;
 mod linux_siw;
 mod qemu_migration;
+mod siw_lab;
 mod stream_netem;
