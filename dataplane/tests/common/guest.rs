@@ -126,6 +126,13 @@ impl Guest {
         guest
     }
 
+    /// A shell command of this machine that runs `command`, which has no single quotes, in the guest.
+    pub fn shell_command(&self, command: &str) -> String {
+        let script = lab("linux-siw/guest");
+        let (script, control) = (script.display(), self.control.display());
+        format!("{script} exec --control {control} '{command}'")
+    }
+
     /// Starts a shell command in the guest.
     pub fn start(&self, command: &str) -> Running {
         let mut socket = UnixStream::connect(&self.control).unwrap();

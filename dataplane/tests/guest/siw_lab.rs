@@ -13,8 +13,7 @@ fn siw_lab_finds_what_its_peer_file_says_of_linux_siw() {
     let guest = Guest::boot(&ns, &["--ip", "10.77.0.2/24"]);
     let _server = guest.start("while :; do rping -s -P -p 7174; done");
     guest.run("wait-listen 7174");
-    let _client =
-        guest.start("while :; do rping -c -a 10.77.0.8 -p 7174 -C 1000 || sleep 0.2; done");
+    let client = guest.shell_command("rping -c -a {address} -p {port} -C 1000");
     let output = tempfile::tempdir().unwrap();
     let run = ns.run(|| {
         Command::new(siw_lab())
@@ -34,6 +33,8 @@ fn siw_lab_finds_what_its_peer_file_says_of_linux_siw() {
                     "/../benches/lab/peers/siw-6.1.toml"
                 ),
             ])
+            // A guest may pause for a while on a machine with other load.
+            .args(["--patience", "60", "--jobs", "1", "--client", &client])
             .args(["--report", "json", "--output"])
             .arg(output.path())
             .output()
@@ -41,15 +42,18 @@ fn siw_lab_finds_what_its_peer_file_says_of_linux_siw() {
     });
     let evidence = Evidence(output);
     let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "{said}");
+    // 1 says that a verdict is not the expected one.
+    assert!(matches!(run.status.code(), Some(0 | 1)), "{said}");
     let report = std::fs::read(evidence.0.path().join("run.json")).unwrap();
     let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
     let results = report["results"].as_array().unwrap();
-    let verdicts = |name: &str| {
-        let of = results.iter().filter(|result| result["verdict"] == name);
-        of.count()
+    let count = |is_meant: &dyn Fn(&serde_json::Value) -> bool| {
+        results.iter().filter(|result| is_meant(result)).count()
     };
+    let is = |result: &serde_json::Value, verdict: &str| result["verdict"] == verdict;
+    let unexpected = count(&|result| result["news"] == true && !is(result, "inconclusive"));
+    assert_eq!(unexpected, 0, "{said}");
+    assert!(count(&|result| is(result, "pass")) >= 15, "{said}");
     // A case without a verdict says nothing about the target.
-    assert!(verdicts("pass") * 2 > results.len(), "{said}");
-    assert!(verdicts("inconclusive") * 20 <= results.len(), "{said}");
+    assert!(count(&|result| is(result, "inconclusive")) <= 3, "{said}");
 }
