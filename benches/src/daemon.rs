@@ -223,11 +223,8 @@ impl WorkerUse {
 
 impl fmt::Display for WorkerUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of_end = match self.end {
-            Some(Role::Initiator) => " of the initiator",
-            Some(Role::Target) => " of the target",
-            None => "",
-        };
+        let of_end = self.end.map(|end| format!(" of the {end}"));
+        let of_end = of_end.unwrap_or_default();
         write!(
             f,
             "worker{of_end} on core {}: ran {:.0} % of the time, {} frames",

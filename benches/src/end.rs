@@ -35,6 +35,25 @@ pub enum Role {
     Target,
 }
 
+impl Role {
+    /// The role of the other end.
+    pub fn other(self) -> Role {
+        match self {
+            Role::Initiator => Role::Target,
+            Role::Target => Role::Initiator,
+        }
+    }
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Role::Initiator => "initiator",
+            Role::Target => "target",
+        })
+    }
+}
+
 /// Location of the other end's memory for one QP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerMemory {

@@ -210,9 +210,7 @@ pub fn measure_one_side(
             for (transfer, reports) in transfers.iter().zip(&mut measured) {
                 on_progress(&format!(
                     "round {round} of {}: {}, virtio_user at the {}",
-                    options.rounds,
-                    transfer.name,
-                    name_of(copies_nothing)
+                    options.rounds, transfer.name, copies_nothing
                 ));
                 let transfer_options = transfer.options(options, application);
                 let report = link.measure(transfer.mode, transfer_options)?;
@@ -235,13 +233,6 @@ pub fn measure_one_side(
     })
 }
 
-fn name_of(role: Role) -> &'static str {
-    match role {
-        Role::Initiator => "initiator",
-        Role::Target => "target",
-    }
-}
-
 /// Two daemons joined by vhost-user.
 struct JoinedDaemons {
     // Dropped first: the back end may not leave before its front end.
@@ -255,14 +246,10 @@ impl JoinedDaemons {
     /// Starts both. `cores`: the initiator's worker's and the target's; `at_front`: the end on the
     /// side that copies nothing.
     fn start(mtu: u32, cores: [usize; 2], at_front: Role) -> anyhow::Result<JoinedDaemons> {
-        let at_back = match at_front {
-            Role::Initiator => Role::Target,
-            Role::Target => Role::Initiator,
-        };
         let back = OwnDaemon::start(|folder| {
             let path = folder.join("vhost.sock");
             let devargs = format!("net_vhost0,iface={},queues=1,tso=1", path.display());
-            Ok(configuration(at_back, cores, mtu, &devargs))
+            Ok(configuration(at_front.other(), cores, mtu, &devargs))
         })?;
         let path = back.folder().join("vhost.sock");
         let devargs = format!(
@@ -360,7 +347,7 @@ impl OneSideResult {
 
 impl EndCost {
     fn of(role: Role, reports: &[PerfReport]) -> anyhow::Result<EndCost> {
-        let missing = || anyhow!("siwd did not tell the CPU time of the {}", name_of(role));
+        let missing = || anyhow!("siwd did not tell the CPU time of the {role}");
         let worker_of = |report: &PerfReport| -> Option<WorkerUse> {
             let mut workers = report.workers.iter();
             workers.find(|worker| worker.end == Some(role)).copied()
@@ -452,10 +439,13 @@ impl fmt::Display for OneSideReport {
             "", "end", "messages", "Gb/s", "ns each (min to max)", "cycles", "ran"
         )?;
         for result in self.in_order() {
-            for (name, end) in [("initiator", &result.initiator), ("target", &result.target)] {
-                let title = match name {
-                    "initiator" => result.title(),
-                    _ => String::new(),
+            for (role, end) in [
+                (Role::Initiator, &result.initiator),
+                (Role::Target, &result.target),
+            ] {
+                let title = match role {
+                    Role::Initiator => result.title(),
+                    Role::Target => String::new(),
                 };
                 let mut ns = format!("{:.0}", end.ns_per_message);
                 if end.ns_min < end.ns_max {
@@ -463,7 +453,7 @@ impl fmt::Display for OneSideReport {
                 }
                 writeln!(
                     f,
-                    "{title:<34} {name:<10} {:>10} {:>8.2} {ns:>24} {:>8.0} {:>4.0} %  {}",
+                    "{title:<34} {role:<10} {:>10} {:>8.2} {ns:>24} {:>8.0} {:>4.0} %  {}",
                     format_rate(end.mmsgs_per_core),
                     end.gbps_per_core,
                     end.cycles_per_message,

@@ -229,7 +229,7 @@ fn write_tree(root: &Folder, devices: &[DeviceView]) -> io::Result<()> {
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    existed(std::fs::remove_dir_all(path))
+    ignore_missing(std::fs::remove_dir_all(path))
 }
 
 /// Removes the files of a device; the links to them first.
@@ -240,13 +240,13 @@ fn remove_device(root: &Path, index: usize, device: &DeviceView) -> io::Result<(
         format!("class/infiniband_verbs/uverbs{index}"),
         format!("dev/infiniband/uverbs{index}"),
     ] {
-        existed(std::fs::remove_file(root.join(link)))?;
+        ignore_missing(std::fs::remove_file(root.join(link)))?;
     }
     remove(&root.join(format!("devices/siwd/{name}")))
 }
 
 /// Outcome of a removal; a missing file is as good as a removed one.
-fn existed(outcome: io::Result<()>) -> io::Result<()> {
+fn ignore_missing(outcome: io::Result<()>) -> io::Result<()> {
     match outcome {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -139,6 +139,14 @@ fn run_raw_frames(options: &RawOptions) -> anyhow::Result<()> {
     dpdk::exit_process(0)
 }
 
+/// Prints a result as a line of JSON, or for people.
+fn print_result(json: bool, result: &(impl serde::Serialize + std::fmt::Display)) {
+    match json {
+        true => say!("{}\n", serde_json::to_string(result).unwrap_or_default()),
+        false => say!("{result}"),
+    }
+}
+
 fn print_limits(options: &LimitsOptions) -> anyhow::Result<()> {
     let cores = match options.cores.as_deref() {
         Some(&[first, second]) => Some([first, second]),
@@ -148,28 +156,19 @@ fn print_limits(options: &LimitsOptions) -> anyhow::Result<()> {
         },
     };
     let limits = measure_limits(options.piece as usize, cores, options.secs)?;
-    match options.json {
-        true => say!("{}\n", serde_json::to_string(&limits).unwrap_or_default()),
-        false => say!("{limits}"),
-    }
+    print_result(options.json, &limits);
     Ok(())
 }
 
 fn print_peers(options: &PeersOptions) -> anyhow::Result<()> {
     let report = compare_with_peers(options, |step| eprintln!("siw-perf: {step}"))?;
-    match options.json {
-        true => say!("{}\n", serde_json::to_string(&report).unwrap_or_default()),
-        false => say!("{report}"),
-    }
+    print_result(options.json, &report);
     Ok(())
 }
 
 fn print_one_side(options: &OneSideOptions) -> anyhow::Result<()> {
     let report = measure_one_side(options, |step| eprintln!("siw-perf: {step}"))?;
-    match options.json {
-        true => say!("{}\n", serde_json::to_string(&report).unwrap_or_default()),
-        false => say!("{report}"),
-    }
+    print_result(options.json, &report);
     Ok(())
 }
 

@@ -580,6 +580,19 @@ impl ControlThread {
     }
 
     /// Passes a request to its handler.
+    /// Borrows the parts that a change of the devices needs.
+    fn split_for_changes(&mut self) -> (&mut DeviceChanges, &mut Context, ChangedParts<'_>) {
+        let parts = ChangedParts {
+            configuration: &mut self.configuration,
+            captures: &mut self.captures,
+            connections: &mut self.connections,
+            links: &mut self.links,
+            memory: &mut self.memory,
+            routes: &mut self.routes,
+        };
+        (&mut self.device_changes, &mut self.context, parts)
+    }
+
     fn dispatch_request(&mut self, id: ClientId, seq: u32, request: &Request) -> Outcome {
         let context = &mut self.context;
         match request {
@@ -702,16 +715,10 @@ impl ControlThread {
                 request,
             ),
             Request::Operate(request) => {
+                let (device_changes, context, changed) = self.split_for_changes();
                 let parts = operate::OperatedParts {
-                    device_changes: &mut self.device_changes,
-                    changed: ChangedParts {
-                        configuration: &mut self.configuration,
-                        captures: &mut self.captures,
-                        connections: &mut self.connections,
-                        links: &mut self.links,
-                        memory: &mut self.memory,
-                        routes: &mut self.routes,
-                    },
+                    device_changes,
+                    changed,
                 };
                 operate::operate(context, parts, id, seq, request)
             }
@@ -1027,16 +1034,8 @@ impl ControlThread {
                 HelperReport::Link { device, report } => self.on_link_report(device, &report),
                 HelperReport::ConfigurationRead(loaded) => self.on_configuration_read(*loaded),
                 HelperReport::DeviceOpened(opened) => {
-                    let parts = ChangedParts {
-                        configuration: &mut self.configuration,
-                        captures: &mut self.captures,
-                        connections: &mut self.connections,
-                        links: &mut self.links,
-                        memory: &mut self.memory,
-                        routes: &mut self.routes,
-                    };
-                    self.device_changes
-                        .on_opened(&mut self.context, parts, *opened);
+                    let (device_changes, context, parts) = self.split_for_changes();
+                    device_changes.on_opened(context, parts, *opened);
                 }
                 HelperReport::HeapReturned => self.free_heap.on_returned(),
                 HelperReport::ClientGone { account } => {

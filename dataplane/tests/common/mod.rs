@@ -551,11 +551,16 @@ pub fn connect_with(a: &End, b: &End, from: &str, to: SocketAddr, opt: &ConnectO
 
 /// Two ends connected from siw0 to siw1 over the ring pair.
 pub fn pair(daemon: &Daemon, memory: usize) -> (End, End) {
+    pair_on(daemon, memory, "siw0", "10.77.0.2:0")
+}
+
+/// Two ends, connected from a device to an address.
+pub fn pair_on(daemon: &Daemon, memory: usize, device: &str, to: &str) -> (End, End) {
     let (a, b) = (
         End::new(&daemon.context(), memory),
         End::new(&daemon.context(), memory),
     );
-    connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
+    connect(&a, &b, device, to.parse().unwrap());
     (a, b)
 }
 

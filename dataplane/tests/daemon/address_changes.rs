@@ -10,7 +10,7 @@ use siw::{
 
 use super::client_faults::{as_user, open_to_all};
 use super::siwctl::{shown, siwctl};
-use crate::common::{Daemon, End, LOOPBACK, PATIENCE, connect, pair, ping};
+use crate::common::{Daemon, End, LOOPBACK, PATIENCE, pair, pair_on, ping};
 
 /// Executes `siwctl addr` for siw1; returns its output.
 fn addr(daemon: &Daemon, args: &[&str]) -> String {
@@ -160,11 +160,7 @@ fn flush_removes_what_was_added_and_a_configured_address_is_back_after_a_restart
         "{text}"
     );
     addr(&daemon, &["add", "fd77::2/64"]);
-    let (a, b) = (
-        End::new(&daemon.context(), 4096),
-        End::new(&daemon.context(), 4096),
-    );
-    connect(&a, &b, "siw0", "[fd77::2]:0".parse().unwrap());
+    let (a, b) = pair_on(&daemon, 4096, "siw0", "[fd77::2]:0");
     ping(&a, &b);
 }
 

@@ -15,7 +15,7 @@ use super::client_faults::{as_user, open_to_all};
 use super::reload::rewrite;
 use super::siwctl::{shown, shown_json, siwctl};
 use crate::common::net::{Netns, lacks_network, missing_program};
-use crate::common::{Daemon, End, LOOPBACK, PATIENCE, StopOnDrop, connect, pair, pattern, ping};
+use crate::common::{Daemon, End, LOOPBACK, PATIENCE, StopOnDrop, pair, pair_on, pattern, ping};
 
 /// A second pair.
 const SECOND_PAIR: &str = r#"
@@ -77,12 +77,7 @@ fn await_rounds(rounds: &AtomicU64) {
 
 /// Two ends connected over the second pair.
 fn second_pair(daemon: &Daemon) -> (End, End) {
-    let (c, d) = (
-        End::new(&daemon.context(), 4096),
-        End::new(&daemon.context(), 4096),
-    );
-    connect(&c, &d, "siw2", "10.78.0.2:0".parse().unwrap());
-    (c, d)
+    pair_on(daemon, 4096, "siw2", "10.78.0.2:0")
 }
 
 #[test]
@@ -287,12 +282,7 @@ fn an_interface_is_free_after_its_device_is_removed() {
         for name in ["siw2", "siw3"] {
             shown(&daemon, &["device", "add", name]);
         }
-        let (c, d) = (
-            End::new(&daemon.context(), 4096),
-            End::new(&daemon.context(), 4096),
-        );
-        let to: SocketAddr = "10.78.0.2:0".parse().unwrap();
-        connect(&c, &d, "siw2", to);
+        let (c, d) = second_pair(&daemon);
         ping(&c, &d);
         for name in ["siw2", "siw3"] {
             shown(&daemon, &["device", "del", name, "--force"]);

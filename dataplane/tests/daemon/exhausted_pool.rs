@@ -72,12 +72,7 @@ fn write(a: &End, b: &End, n: u64) {
 }
 
 fn inner_pair(daemon: &Daemon) -> (End, End) {
-    let (a, b) = (
-        End::new(&daemon.context(), 200_000),
-        End::new(&daemon.context(), 200_000),
-    );
-    connect(&a, &b, "siw1", "10.78.0.2:0".parse().unwrap());
-    (a, b)
+    pair_on(daemon, 200_000, "siw1", "10.78.0.2:0")
 }
 
 #[test]
