@@ -31,6 +31,7 @@ pub(super) struct SentAgain {
     /// Its boundaries are not those of the first transmission.
     pub(super) is_cut: bool,
     pub(super) timeouts_before: u64,
+    pub(super) timeouts: u64,
     /// Window reductions of the host when this end last sent data, and now.
     pub(super) reductions_before: u64,
     pub(super) reductions: u64,
@@ -60,8 +61,12 @@ pub struct RecoveryEpisode {
     pub needed: bool,
     /// The first retransmission may be a tail loss probe, which reduces no window.
     pub may_be_probe: bool,
-    /// Timeouts of the host before the episode.
+    /// Timeouts of the host before the episode, and when it began.
     pub timeouts_before: u64,
+    pub(super) timeouts: u64,
+    /// The one before this may go on: its data is not all acknowledged, and what separates the two may be
+    /// a fast recovery of another connection.
+    pub may_go_on: bool,
     /// Window reductions of the host, including this one. Reductions of other connections also count
     /// and split the episode in two, each checked separately.
     pub(super) reductions: u64,

@@ -15,10 +15,15 @@
 //! needed (RFC 3708, RFC 3522). It also counts retransmissions whose ACK may have been delayed
 //! because the peer had to resolve its neighbour first.
 //!
-//! Two weaknesses of SYN cookies (RFC 4987 section 3.6), which other systems share, are no violations:
+//! Three weaknesses of SYN cookies (RFC 4987 section 3.6), which other systems share, are no violations:
 //! a SYN-ACK to a late SYN with ECN, after one to the SYN that repeats it without ECN, has a timestamp
-//! that is up to half a unit of the cookie's clock older; and a late copy of the segment that returned a
-//! cookie opens a connection anew once the listener's host has forgotten it.
+//! that is up to half a unit of the cookie's clock older; a late copy of the segment that returned a
+//! cookie opens a connection anew once the listener's host has forgotten it; and a late copy of the SYN is
+//! then answered with the sequence number of the first answer.
+//!
+//! A receiver without timestamps cannot know that a late segment below its window belongs to an earlier
+//! connection between the same endpoints: it reports it as a duplicate (RFC 2883 section 4, RFC 9293
+//! section 3.10.7.4).
 
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
@@ -129,6 +134,14 @@ impl WireOracle {
             if known.is_some_and(is_stale) {
                 return None; // it answers the SYN of an earlier connection
             }
+            if self.sends_cookies
+                && is_answer
+                && let Some(flow) = known.map(|flow| &mut self.flows[flow])
+                && flow.sides[from].is_over(&flow.sides[1 - from])
+            {
+                flow.answered_anew = Some((from, view.seq));
+                return None; // it answers a late SYN of a connection that is over
+            }
             let is_same = |flow: &usize| {
                 let iss = self.flows[*flow].sides[from].iss;
                 iss.is_none_or(|iss| iss == view.seq)
@@ -179,11 +192,15 @@ impl WireOracle {
     }
 
     /// Finds the connection of a frame that arrives: the newest between its endpoints, or the one
-    /// before it if the frame does not follow the newest SYN.
+    /// before it if the frame does not follow the newest SYN, or follows it though the other end has sent
+    /// no SYN yet: the newest may begin in the midst of the sequence numbers of the one before it.
     fn arrived_flow_of(&self, from: usize, view: &TcpView<'_>) -> Option<usize> {
         let newest = *self.current.get(&Self::ends_of(from, view))?;
         let flow = &self.flows[newest];
-        let follows = |iss: u32| !is_before(view.seq, iss);
+        let is_answered = flow.sides[1 - from].iss.is_some();
+        let follows = |iss: u32| {
+            view.seq == iss && view.flags & SYN != 0 || is_answered && !is_before(view.seq, iss)
+        };
         if flow.sides[from].iss.is_some_and(follows) {
             return Some(newest);
         }
@@ -275,6 +292,7 @@ impl WireOracle {
                 is_tail_probe: end == side.sent && is_tail_probe,
                 is_cut: side.segments.get(&start) != Some(&end),
                 timeouts_before: timeouts,
+                timeouts: stats.timeouts,
                 reductions_before,
                 reductions,
                 at: now,
@@ -346,16 +364,24 @@ impl WireOracle {
         }
         if !goes_on {
             side.sent_again.clear();
+            let may_go_on = side.episode.is_some_and(|episode| {
+                side.acked < episode.recover && episode.timeouts == again.timeouts
+            });
             let begun = RecoveryEpisode {
                 recover: side.sent,
                 first_needed: again.needed && copies < 2,
                 needed: false,
                 may_be_probe: again.is_tail_probe,
                 timeouts_before: again.timeouts_before,
+                timeouts: again.timeouts,
+                may_go_on,
                 reductions: again.reductions,
                 began_at: again.at,
             };
-            side.episode_before = side.episode.replace(begun);
+            let before = side.episode.replace(begun);
+            if !(may_go_on && before.is_some_and(|before| before.may_go_on)) {
+                side.episode_before = before;
+            }
         }
         let range = side.sent_again.entry(sent.start).or_default();
         range.needed |= again.needed;
@@ -371,6 +397,7 @@ impl WireOracle {
         from: usize,
         view: &TcpView<'_>,
     ) -> Result<(), String> {
+        let reports_earlier = self.reports_earlier_data(index, from, view);
         let [zero, one] = &mut self.flows[index].sides;
         let (side, peer) = if from == 0 { (zero, one) } else { (one, zero) };
         if let Some((value, echo)) = view.timestamps {
@@ -414,7 +441,8 @@ impl WireOracle {
         side.last_edge = side.last_edge.max(edge);
         for (place, (low, high)) in view.sack[..view.sack_count].iter().enumerate() {
             let (low, high) = (low.wrapping_sub(peer_iss), high.wrapping_sub(peer_iss));
-            if low >= high || !side.received.covers(low, high) {
+            let is_known = side.received.covers(low, high) || (place == 0 && reports_earlier);
+            if low >= high || !is_known {
                 return Err(format!(
                     "SACK {low}..{high} covers data that did not arrive"
                 ));
@@ -426,6 +454,27 @@ impl WireOracle {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether the first SACK block of a segment without timestamps reports data that arrived for
+    /// the connection before this one between the same endpoints, and lies below this one.
+    fn reports_earlier_data(&self, index: usize, from: usize, view: &TcpView<'_>) -> bool {
+        let iss_of = |flow: usize| self.flows[flow].sides[1 - from].iss;
+        let Some(earlier) = self.flows[index].earlier else {
+            return false;
+        };
+        let (Some(iss), Some(earlier_iss)) = (iss_of(index), iss_of(earlier)) else {
+            return false;
+        };
+        let (low, high) = view.sack[0];
+        let received = &self.flows[earlier].sides[from].received;
+        view.sack_count > 0
+            && view.timestamps.is_none()
+            && !is_before(iss, high)
+            && received.covers(
+                low.wrapping_sub(earlier_iss),
+                high.wrapping_sub(earlier_iss),
+            )
     }
 
     /// Checks the payload and the FIN of a segment, and that the payload is within the window.
@@ -570,8 +619,8 @@ impl WireOracle {
     }
 
     /// Returns the last recovery episode of one end of a connection before the frames that arrived at
-    /// `now`; those may already have started another. If it may be a tail loss probe, the one before it
-    /// follows.
+    /// `now`; those may already have started another. If it may be a tail loss probe, or the one before it
+    /// may go on, that one follows.
     pub fn last_episodes(
         &self,
         flow: usize,
@@ -582,7 +631,7 @@ impl WireOracle {
         let before = side.episode_before;
         let last = match side.episode {
             Some(episode) if episode.began_at >= now => [before.or(Some(episode)), None],
-            Some(episode) if episode.may_be_probe => [Some(episode), before],
+            Some(episode) if episode.may_be_probe || episode.may_go_on => [Some(episode), before],
             episode => [episode, None],
         };
         last.into_iter().flatten()
@@ -645,6 +694,19 @@ mod tests {
             ts: Option<u32>,
             len: u32,
         ) -> Vec<u8> {
+            let options = ts.map_or(vec![], |value| {
+                [&[1, 1, 8, 10][..], &value.to_be_bytes(), &[0; 4]].concat()
+            });
+            Self::segment_with(from, (at, ack), flags, &options, len)
+        }
+
+        fn segment_with(
+            from: usize,
+            (at, ack): (u32, u32),
+            flags: u8,
+            options: &[u8],
+            len: u32,
+        ) -> Vec<u8> {
             let mut mac = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
             let mut ip = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
             let mut ports = [7, 80];
@@ -658,9 +720,6 @@ mod tests {
             let payload: Vec<_> = (first..first + u64::from(len))
                 .map(|position| Pattern::byte(salt_of(&ends, from), position))
                 .collect();
-            let options = ts.map_or(vec![], |value| {
-                [&[1, 1, 8, 10][..], &value.to_be_bytes(), &[0; 4]].concat()
-            });
             Ends { mac, ip }.tcp(&Tcp {
                 ports,
                 seq: ISS[from] + at,
@@ -671,21 +730,26 @@ mod tests {
                 },
                 flags,
                 window: 1000,
-                options: &options,
+                options,
                 payload: &payload,
             })
         }
 
         fn send(&mut self, from: usize, frame: &[u8]) -> Option<String> {
+            self.send_copies(from, frame, 1);
+            self.oracle.on_arrival(self.now, 1 - from, frame);
+            self.oracle.take_violation()
+        }
+
+        /// Sends a frame of which `copies` arrive later.
+        fn send_copies(&mut self, from: usize, frame: &[u8], copies: u32) {
             self.now = self.now + core::time::Duration::from_millis(1);
             let sent = self
                 .oracle
                 .on_sent(self.now, from, frame, &self.stats[from]);
             if let Some(sent) = sent {
-                self.oracle.on_way(&sent, 1);
+                self.oracle.on_way(&sent, copies);
             }
-            self.oracle.on_arrival(self.now, 1 - from, frame);
-            self.oracle.take_violation()
         }
 
         fn pass(&mut self, from: usize, places: (u32, u32), flags: u8, len: u32) {
@@ -732,6 +796,81 @@ mod tests {
             let again = Wire::segment(1, (1, 1), ACK, None, 20);
             assert_eq!(wire.send(1, &again).is_none(), is_over);
             assert_eq!(wire.oracle.has_reopened(), is_over);
+        }
+    }
+
+    #[test]
+    fn a_late_syn_is_answered_with_the_same_cookie_only_after_the_end() {
+        for is_over in [false, true] {
+            let mut wire = Wire::new();
+            wire.shake_hands();
+            wire.pass(0, (1, 1), ACK | FIN, 10);
+            wire.pass(1, (1, 12), ACK | FIN, 20);
+            if is_over {
+                wire.pass(0, (12, 22), ACK, 0);
+            }
+            let answer = Wire::segment(1, (0, 1), SYN | ACK, None, 0);
+            assert_eq!(wire.send(1, &answer).is_none(), is_over);
+            // The first end still waits in TIME-WAIT and says so.
+            wire.pass(0, (12, 22), ACK, 0);
+        }
+    }
+
+    /// The next connection begins at 50 in the sequence numbers of the one before it.
+    #[test]
+    fn old_data_above_a_new_syn_belongs_to_the_old_connection_until_that_is_answered() {
+        let mut wire = Wire::new();
+        wire.shake_hands();
+        let late = Wire::segment(0, (1, 1), ACK, None, 100);
+        wire.send_copies(0, &late[..], 1);
+        let later = Wire::segment(0, (101, 1), ACK, None, 100);
+        wire.send_copies(0, &later, 1);
+        wire.pass(0, (50, 0), SYN, 0);
+        for frame in [&late, &later] {
+            wire.oracle.on_arrival(wire.now, 1, frame);
+        }
+        wire.pass(1, (1, 201), ACK, 0);
+        let beyond = Wire::segment(1, (1, 202), ACK, None, 0);
+        assert!(wire.send(1, &beyond).is_some());
+    }
+
+    #[test]
+    fn only_data_of_the_connection_before_may_be_reported_below_the_first_byte() {
+        let sack = |low: u32, high: u32| {
+            let [low, high] = [low, high].map(|at| (ISS[0] + at).to_be_bytes());
+            [&[1, 1, 5, 10][..], &low, &high].concat()
+        };
+        for (low, high, is_right) in [(1, 11, true), (5, 11, true), (11, 21, false)] {
+            let mut wire = Wire::new();
+            wire.shake_hands();
+            wire.pass(0, (1, 1), ACK, 10);
+            wire.pass(0, (5000, 0), SYN, 0);
+            wire.pass(1, (3000, 5001), SYN | ACK, 0);
+            wire.pass(0, (5001, 3001), ACK, 0);
+            let report = Wire::segment_with(1, (3001, 5001), ACK, &sack(low, high), 0);
+            assert_eq!(wire.send(1, &report).is_none(), is_right, "{low}..{high}");
+        }
+    }
+
+    /// Another connection's fast recovery in the midst of what a timeout sends again.
+    #[test]
+    fn a_fast_recovery_elsewhere_does_not_end_the_episode_of_a_timeout() {
+        for is_timeout in [false, true] {
+            let mut wire = Wire::new();
+            wire.shake_hands();
+            let lost = Wire::segment(0, (11, 1), ACK, None, 10);
+            wire.pass(0, (1, 1), ACK, 10);
+            wire.send_copies(0, &lost, 0);
+            wire.stats[0].timeouts = 1;
+            wire.pass(0, (1, 1), ACK, 10);
+            wire.stats[0].fast_recovery = u64::from(!is_timeout);
+            wire.stats[0].timeouts += u64::from(is_timeout);
+            assert_eq!(wire.send(0, &lost), None);
+            let later = wire.now + core::time::Duration::from_millis(1);
+            let episodes: Vec<_> = wire.oracle.last_episodes(0, 0, later).collect();
+            assert!(episodes[0].needed);
+            assert_eq!(episodes.len(), 2 - usize::from(is_timeout));
+            assert!(episodes[1..].iter().all(|episode| !episode.first_needed));
         }
     }
 
