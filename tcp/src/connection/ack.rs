@@ -423,13 +423,19 @@ impl<R> Sender<R> {
 }
 
 /// Selects the timer to run (RFC 8985 section 8 recommends a single one): the reordering timer
-/// while RACK waits until `due` (0: it does not wait), else the retransmission timer, which may
-/// be a tail loss probe unless a recovery is in progress. `new`: new data was acknowledged.
+/// while RACK waits until `due` (0: it does not wait), but no longer than the retransmission
+/// timeout; else the retransmission timer, which may be a tail loss probe unless a recovery is in
+/// progress. `new`: new data was acknowledged.
 fn select_recovery_timer(tcb: &mut Tcb, cx: &mut TcpContext<'_>, due: u64, new: bool) {
     if tcb.snd_una == tcb.snd_nxt {
         return;
     }
-    if due != 0 {
+    // RACK measures its wait by the round trip of the last delivered segment, which spans the whole
+    // outage after one: a segment lost before it has no other timer.
+    let timeout = tcb
+        .rtt
+        .retransmission_timeout(&cx.shared.rto_limits, tcb.backoff);
+    if due != 0 && due <= cx.now.0 + timeout {
         let sooner = match tcb.timer() {
             None | Some(Timer::Reordering | Timer::TailLossProbe) => true,
             Some(_) => tcb.timer_at().is_some_and(|at| at > due),
@@ -444,7 +450,8 @@ fn select_recovery_timer(tcb: &mut Tcb, cx: &mut TcpContext<'_>, due: u64, new: 
     let usual = match tcb.timer() {
         Some(Timer::Reordering) => true,
         Some(Timer::TailLossProbe) => recovering,
-        _ => new && !recovering,
+        None => due != 0 || (new && !recovering),
+        Some(_) => new && !recovering,
     };
     if usual {
         tcb.restart_retransmission_timer(cx);

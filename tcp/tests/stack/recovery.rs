@@ -39,7 +39,14 @@ fn push(lab: &mut Lab, id: ConnId, segments: usize) -> Vec<u8> {
 
 /// Runs until the peer has all data; returns how long that took.
 fn until_read(lab: &mut Lab, peer: ConnId, len: usize, start: Instant) -> Duration {
-    lab.net.run(Duration::from_millis(50), |net| {
+    until_read_within(lab, peer, len, Duration::from_millis(50));
+    lab.net.now - start
+}
+
+/// As [`until_read`], from now and for at most this time.
+fn until_read_within(lab: &mut Lab, peer: ConnId, len: usize, limit: Duration) -> Duration {
+    let start = lab.net.now;
+    lab.net.run(limit, |net| {
         net.hosts[1]
             .tcp_info(peer)
             .is_some_and(|info| info.readable == len)
@@ -353,6 +360,30 @@ fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
     assert!(stats.timeouts >= 1 && stats.spurious == 1, "{stats:?}");
     let after = lab.net.hosts[0].tcp_info(id).unwrap();
     assert!(after.cwnd >= before.cwnd && after.ssthresh == before.ssthresh);
+}
+
+/// The reordering timer runs no longer than the retransmission timeout: RACK takes the outage for the
+/// round trip when the ACK that ends it takes back the timeouts.
+#[test]
+fn a_loss_before_an_outage_waits_for_one_timeout() {
+    const OUTAGE: u64 = 8000;
+    let mut configs = [host_config(0), host_config(1)];
+    configs[0].rto_max = Duration::from_secs(1);
+    let (mut lab, [id, peer]) = lab_with_configs(configs);
+    // The sixth segment is lost, and every ACK for the others.
+    let mut sent = 0;
+    lab.lose(move |from, frame| {
+        let data = Seg::parse(from, frame).is_some_and(|segment| !segment.payload.is_empty());
+        sent += usize::from(from == 0 && data);
+        from == 1 || sent == 6
+    });
+    let data = push(&mut lab, id, 10);
+    lab.run_ms(OUTAGE);
+    lab.lose(|_, _| false);
+    let time = until_read_within(&mut lab, peer, data.len(), Duration::from_secs(20));
+    assert!(time < Duration::from_millis(2200), "{time:?}");
+    assert_eq!(lab.read(1, peer), data);
+    assert_eq!(lab.net.hosts[0].stats().spurious, 1);
 }
 
 #[test]
