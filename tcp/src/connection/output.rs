@@ -131,10 +131,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             return Ok(());
         }
-        if !self
-            .path
-            .ensure_resolved(&mut self.tcb, &mut self.sender, cx)
-        {
+        if !self.path.ensure_resolved(&mut self.tcb, cx) {
             self.wait_for_neighbour(cx);
             return Ok(());
         }

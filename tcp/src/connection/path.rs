@@ -9,7 +9,6 @@ use crate::base::state::TcpState;
 use crate::base::time::{Instant, timestamp_at};
 use crate::config::StackConfig;
 use crate::connection::context::TcpContext;
-use crate::connection::sender::Sender;
 use crate::link::neighbours::NeighbourLookup;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
@@ -81,23 +80,13 @@ impl PathState {
     /// needed. If not, the connection waits for its neighbour and is scheduled again when the
     /// neighbour answers.
     #[inline]
-    pub(crate) fn ensure_resolved<R>(
-        &mut self,
-        tcb: &mut Tcb,
-        sender: &mut Sender<R>,
-        cx: &mut TcpContext<'_>,
-    ) -> bool {
+    pub(crate) fn ensure_resolved(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) -> bool {
         self.neighbour_generation == cx.shared.neighbours.generation
-            || self.resolve_neighbour(tcb, sender, cx)
+            || self.resolve_neighbour(tcb, cx)
     }
 
     #[cold]
-    fn resolve_neighbour<R>(
-        &mut self,
-        tcb: &mut Tcb,
-        sender: &mut Sender<R>,
-        cx: &mut TcpContext<'_>,
-    ) -> bool {
+    fn resolve_neighbour(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) -> bool {
         if tcb.has(ConnectionFlags::SELF_ADDRESSED) {
             self.template.set_destination(cx.shared.config.mac);
         } else {
@@ -119,10 +108,11 @@ impl PathState {
         }
         self.neighbour_generation = cx.shared.neighbours.generation;
         if tcb.is_timer(Timer::NeighbourResolution) {
-            // Segments sent from now on get the full timeouts.
+            // Segments sent from now on get the full retransmission timeout. The user timeout of the
+            // data that waited goes on: it counts from when the owner submitted that data (RFC 9293
+            // section 3.9.1.1).
             tcb.stop_timer();
             tcb.backoff = 0;
-            sender.stalled_since = 0;
         }
         true
     }

@@ -219,8 +219,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .set_quota_owner(owner);
             let conn = &mut self.slots[index];
             let cx = &mut self.shared.context_of(conn.id(index));
-            conn.path
-                .ensure_resolved(&mut conn.tcb, &mut conn.sender, cx);
+            conn.path.ensure_resolved(&mut conn.tcb, cx);
         }
         Ok(ConnId {
             index,

@@ -93,6 +93,21 @@ fn data_leaves_when_the_neighbour_answers_at_last() {
     assert!(lab.got(0).contains(Events::TIMED_OUT));
 }
 
+/// The user timeout counts from when data was submitted (RFC 9293 section 3.9.1.1): not anew from when
+/// a neighbour is found that then takes it in silence.
+#[test]
+fn the_wait_for_a_neighbour_is_part_of_the_user_timeout() {
+    let (mut lab, [a, _]) = forgotten(60);
+    lab.send(0, a, b"data");
+    lab.run_ms(40_000);
+    lab.lose(|_, frame| !is_arp(frame));
+    lab.run_ms(18_000);
+    let info = lab.net.hosts[0].tcp_info(a).unwrap();
+    assert_eq!((info.state, info.in_flight), (TcpState::Established, 4));
+    lab.run_ms(3000);
+    assert!(lab.got(0).contains(Events::TIMED_OUT | Events::CLOSED));
+}
+
 /// An ACK that cannot be sent is lost, as it could be on the link: the peer retransmits its data.
 #[test]
 fn an_ack_for_a_silent_neighbour_is_given_up() {
