@@ -280,10 +280,22 @@ impl SeedRun {
             || peer.is_none_or(|peer| owner.pushed != peer.received)
             || owner.events.contains(Events::PEER_FIN)
             || self.net.now < owner.reads_from + MARGIN;
-        let expects_reset =
-            peer.is_some_and(|peer| peer.is_aborted || (peer.released_at.is_some() && may_reset));
+        // An orphan is reset once its deadline has passed, even while its peer goes on reading: a slow
+        // reader, or a sender without SACK that repairs one hole per round trip (RFC 6582 section 3.2)
+        // after the peer's buffers refused most of a window. RFC 9293 section 3.6 does not bound how
+        // long CLOSE goes on; the deadline is our setting, and absolute. A reset before it is an error.
+        let peer_config = &self.plan.configs[1 - host];
+        let is_overdue = |peer: &ScriptedOwner| {
+            (peer.released_at).is_some_and(|at| self.net.now >= at + peer_config.orphan_timeout)
+        };
+        let expects_reset = peer.is_some_and(|peer| {
+            peer.is_aborted || (peer.released_at.is_some() && may_reset) || is_overdue(peer)
+        });
         // The peer gives up if an owner does not read for too long.
-        let is_stopped = peer.is_some_and(|peer| !peer.is_reading(self.net.now));
+        let config = &self.plan.configs[host];
+        let is_stopped = peer.is_some_and(|peer| {
+            !peer.is_reading(self.net.now) || self.resumed_too_late(config, peer)
+        });
         let gives_up = Events::RESET | Events::TIMED_OUT;
         if events.intersects(gives_up) && is_stopped {
             return Ok(());
@@ -294,6 +306,15 @@ impl SeedRun {
         Err(format!(
             "host {host}: {events:?} on a path that loses nothing"
         ))
+    }
+
+    /// Returns whether this owner resumed reading so late that a peer with this configuration gave up
+    /// before it sent the refused data again. The user timeout counts acknowledged data (RFC 9293
+    /// section 3.8.3), and no window update restarts the retransmission timer (RFC 6298 section 5),
+    /// whose backoff is at most half of the time that it has waited.
+    fn resumed_too_late(&self, config: &StackConfig, owner: &ScriptedOwner) -> bool {
+        let backoff = config.rto_max.min(config.user_timeout / 2);
+        owner.reads_from > owner.opened_at && self.net.now < owner.reads_from + backoff
     }
 
     /// Checks at the end that every timeout has a cause and an undisturbed path saw no retransmission.
