@@ -83,6 +83,7 @@ impl WorkerContext {
             rings,
             context: self,
             announced: 0,
+            has_taken_receive: false,
         }
     }
 }
@@ -93,6 +94,8 @@ pub(super) struct QpView<'a> {
     context: &'a mut WorkerContext,
     /// Sends whose slots were already returned to the client and that are still to be completed.
     announced: u32,
+    /// A request was taken out of the receive queue during this call.
+    has_taken_receive: bool,
 }
 
 impl Drop for QpView<'_> {
@@ -102,8 +105,11 @@ impl Drop for QpView<'_> {
     fn drop(&mut self) {
         let slots = self.rings.sq.release_popped();
         self.context.count_taken(slots);
-        let slots = self.rings.rq.release_popped();
-        self.context.count_taken(slots);
+        // The receive queue is in a cache line that sends and Writes do not access otherwise.
+        if self.has_taken_receive {
+            let slots = self.rings.rq.release_popped();
+            self.context.count_taken(slots);
+        }
     }
 }
 
@@ -197,7 +203,10 @@ impl QpEnv for QpView<'_> {
         }
         match self.rings.sq.pop(&mut self.context.wqes.send) {
             Ok(Some(())) => Ok(Some(&self.context.wqes.send)),
-            Ok(None) => Ok(None),
+            Ok(None) => {
+                self.rings.is_sq_drained = true;
+                Ok(None)
+            }
             Err(error) => {
                 self.rings.is_sq_broken = true;
                 Err(self.note_misuse(error))
@@ -233,7 +242,10 @@ impl QpEnv for QpView<'_> {
                 self.context.request_slots += u64::from(matches!(popped, Ok(Some(()))));
                 popped
             }
-            None => self.rings.rq.pop(&mut self.context.wqes.recv),
+            None => {
+                self.has_taken_receive = true;
+                self.rings.rq.pop(&mut self.context.wqes.recv)
+            }
         };
         match popped {
             Ok(Some(())) => Ok(Some(&self.context.wqes.recv)),

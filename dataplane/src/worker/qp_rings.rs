@@ -10,39 +10,46 @@ use super::messages::QpSetup;
 use super::parked::WaitSet;
 use crate::ids::{CqId, Qpn, SrqId};
 
-/// The rings of a queue pair and their state.
+/// The rings of a queue pair and their state. The fields before `rq` are those that a Write accesses.
+#[repr(C)]
 pub struct QpRings {
-    /// The queue pair's number.
-    pub qpn: Qpn,
+    /// Asynchronous events not posted yet.
+    pub events: Vec<QpEvent>,
+    /// Misuse by the client that the worker has not reported yet.
+    pub misuse: Option<RingMisuse>,
     /// The worker's end of the send queue.
     pub sq: SqConsumer,
-    /// The worker's end of the receive queue.
-    pub rq: RqConsumer,
-    /// Completion queue of send work requests.
-    pub send_cq: CqId,
-    /// Completion queue of receive work requests.
-    pub recv_cq: CqId,
-    /// Shared receive queue instead of `rq`.
-    pub srq: Option<SrqId>,
-    /// Requests of the shared receive queue that the queue pair may hold; 0 for no bound.
-    pub srq_share: u32,
-    /// Completions of shared requests that the client may not have polled yet.
-    pub held: VecDeque<CqeId>,
+    /// The queue pair's number.
+    pub qpn: Qpn,
+    /// The send queue was empty at the end of the last turn: the client rings for the next request,
+    /// or the scheduler's poll finds it.
+    pub is_sq_drained: bool,
     /// The send queue is not read any more because of its invalid contents.
     pub is_sq_broken: bool,
     /// No receive work requests are taken any more because of invalid contents.
     pub is_rq_broken: bool,
     /// Lists of parked queue pairs that it is in.
     pub waits: WaitSet,
-    /// Misuse by the client that the worker has not reported yet.
-    pub misuse: Option<RingMisuse>,
     /// Referenced memory may be read after the acknowledgement.
     pub awaits_releases: bool,
-    /// Asynchronous events not posted yet.
-    pub events: Vec<QpEvent>,
+    /// Completion queue of send work requests.
+    pub send_cq: CqId,
+    /// Completion queue of receive work requests.
+    pub recv_cq: CqId,
+    /// The worker's end of the receive queue.
+    pub rq: RqConsumer,
+    /// Shared receive queue instead of `rq`.
+    pub srq: Option<SrqId>,
+    /// Requests of the shared receive queue that the queue pair may hold; 0 for no bound.
+    pub srq_share: u32,
+    /// Completions of shared requests that the client may not have polled yet.
+    pub held: VecDeque<CqeId>,
 }
 
 impl QpRings {
+    /// Bytes at the start that a Write accesses.
+    pub const HOT_BYTES: usize = std::mem::offset_of!(QpRings, rq);
+
     /// Takes over the rings that the control thread created.
     pub fn new(setup: QpSetup) -> QpRings {
         QpRings {
@@ -54,6 +61,7 @@ impl QpRings {
             srq: setup.srq,
             srq_share: setup.srq_share,
             held: VecDeque::new(),
+            is_sq_drained: false,
             is_sq_broken: false,
             is_rq_broken: false,
             waits: WaitSet::default(),

@@ -107,11 +107,25 @@ impl Connections {
     #[inline]
     fn prefetch_event(&self, port: usize) {
         let stack = &self.ports[port].stack;
-        if stack.event_count() >= THRESHOLDS.prefetch_from
-            && let Some(user) = stack.peek_event_user(THRESHOLDS.queue_pair_ahead)
+        if stack.event_count() < THRESHOLDS.prefetch_from {
+            return;
+        }
+        if let Some((user, events)) = stack.peek_event(THRESHOLDS.queue_pair_ahead)
             && let ConnOwner::QueuePair(slot) = ConnOwner::from(user)
         {
-            self.queue_pairs.prefetch(slot);
+            if events.contains(Events::ACKED) {
+                self.queue_pairs.prefetch_send_state(slot);
+            } else {
+                self.queue_pairs.prefetch_receive_state(slot);
+            }
+        }
+        if let Some((user, events)) = stack.peek_event(THRESHOLDS.connection_ahead)
+            && events.contains(Events::ACKED)
+            && let ConnOwner::QueuePair(slot) = ConnOwner::from(user)
+            && let Some(queue_pair) = self.queue_pairs.get(slot)
+        {
+            queue_pair.rings.sq.prefetch_to_complete();
+            queue_pair.protocol.prefetch_for_completing();
         }
     }
 
@@ -348,7 +362,8 @@ impl Connections {
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return;
         };
-        let may_send = events.intersects(Events::WRITABLE | Events::ACKED);
+        let may_send = events.contains(Events::WRITABLE)
+            || events.contains(Events::ACKED) && queue_pair.may_send_after_ack();
         let is_ending = queue_pair.state.is_ending();
         if may_send || queue_pair.protocol.has_output() {
             self.mark_ready(slot);

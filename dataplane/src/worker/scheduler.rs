@@ -242,11 +242,18 @@ impl Scheduler {
                 self.first_client = index;
             }
             let (mut left, mut taken) = (share, 0);
+            // All are taken before the first is handled, so that the cache misses overlap.
+            let mut rung = [QpSlot::FIRST; THRESHOLDS.doorbells_per_client];
+            let mut found = 0;
             while let Some(qpn) = self.clients[index].next_doorbell(&mut left) {
                 taken += 1;
-                let Some(slot) = queue_pairs.find(qpn) else {
-                    continue;
-                };
+                if let Some(slot) = queue_pairs.find(qpn) {
+                    queue_pairs.prefetch_for_doorbell(slot);
+                    rung[found] = slot;
+                    found += 1;
+                }
+            }
+            for &slot in &rung[..found] {
                 // A client can ring only for its own queue pairs, whatever number it writes.
                 let queue_pair = queue_pairs.get_mut(slot);
                 let Some(queue_pair) = queue_pair.filter(|found| found.client == client) else {
@@ -325,7 +332,7 @@ impl Scheduler {
             .users
             .peek_ready(user, port_index, THRESHOLDS.queue_pair_ahead)
         {
-            queue_pairs.prefetch(slot);
+            queue_pairs.prefetch_send_state(slot);
         }
         let stack = &mut port.stack;
         if let Some(slot) = self

@@ -100,6 +100,7 @@ impl Connections {
                 continue;
             }
             queue_pair.is_ready = false;
+            queue_pair.rings.is_sq_drained = false;
             if queue_pair.state.has_stream() && self.send_from(now, slot) {
                 self.mark_ready(slot);
             }

@@ -4,6 +4,11 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct QpSlot(pub(super) u32);
 
+impl QpSlot {
+    /// The first slot, whether or not it is vacant.
+    pub(super) const FIRST: QpSlot = QpSlot(0);
+}
+
 /// Index of a connection in [`PendingConnections`](super::pending_connections::PendingConnections).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PendingSlot(pub(super) u32);

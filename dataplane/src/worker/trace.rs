@@ -194,7 +194,7 @@ impl TracedConnections<'_> {
 
     /// Queue pair of the next event of a port.
     fn next_event_qpn(&self, port: usize) -> Option<Qpn> {
-        let user = self.0.ports[port].stack.peek_event_user(0)?;
+        let user = self.0.ports[port].stack.peek_event(0)?.0;
         self.qpn_of(ConnOwner::from(user).queue_pair()?)
     }
 

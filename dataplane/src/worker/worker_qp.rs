@@ -1,6 +1,8 @@
 //! A queue pair in its worker: the iWARP protocol machine, its rings, its connection; and the table of
 //! all of them.
 
+use std::mem::offset_of;
+
 use siw_iwarp::{QueuePair, RdmapState};
 use siw_shm::prefetch::prefetch_line;
 use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
@@ -17,38 +19,56 @@ use crate::ids::{ClientId, Qpn};
 const RECEIVE_WAIT_MS: u32 = 10_000;
 
 /// One queue pair of a worker.
+///
+/// The order of the fields keeps those that every message accesses in few cache lines: the first
+/// ones, up to the hot part of `rings`, and those of `protocol`. With more queue pairs than the
+/// caches hold, each line of a message's queue pair is a miss.
+#[repr(C, align(64))]
 pub(super) struct WorkerQp {
     /// The client that owns it.
     pub(super) client: ClientId,
-    /// Client and user against whose quotas its connections count.
-    pub(super) quota_owner: QuotaOwner,
-    /// User whose share of a batch it uses.
-    pub(super) user: UserSlot,
-    /// Number of connections of its port beyond which it gets none.
-    pub(super) most_connections: usize,
     /// Index of its device's port in the worker.
     pub(super) port: usize,
+    /// User whose share of a batch it uses.
+    pub(super) user: UserSlot,
     /// Its TCP connection, while there is one.
     pub(super) conn: Option<ConnId>,
-    /// The iWARP protocol of its stream.
-    pub(super) protocol: QueuePair,
-    pub(super) rings: QpRings,
-    pub(super) state: LifecycleState,
-    /// TCP events held back while a delivery is delayed or a message waits for a receive work request.
-    pub(super) held_events: Events,
-    /// Deadline of a message that waits for a receive work request, if one does.
-    pub(super) receive_wait_end: Option<Instant>,
     /// In the list of queue pairs that may have data to send.
     pub(super) is_ready: bool,
     /// Its send queue is polled.
     pub(super) is_polled: bool,
     /// The report of the end of its connection has a snapshot.
     pub(super) is_recorded: bool,
+    pub(super) state: LifecycleState,
+    pub(super) rings: QpRings,
+    /// The iWARP protocol of its stream.
+    pub(super) protocol: QueuePair,
+    /// Client and user against whose quotas its connections count.
+    pub(super) quota_owner: QuotaOwner,
+    /// Number of connections of its port beyond which it gets none.
+    pub(super) most_connections: usize,
+    /// TCP events held back while a delivery is delayed or a message waits for a receive work request.
+    pub(super) held_events: Events,
+    /// Deadline of a message that waits for a receive work request, if one does.
+    pub(super) receive_wait_end: Option<Instant>,
     /// Completions whose polling the report of the end of its connection may wait for.
     pub(super) unpolled: Option<UnpolledCompletions>,
 }
 
+/// Bytes of a queue pair, besides those of its protocol, that a Write accesses.
+const HOT_BYTES: usize = offset_of!(WorkerQp, rings) + QpRings::HOT_BYTES;
+const _: () = assert!(HOT_BYTES <= 3 * 64, "three cache lines");
+
 impl WorkerQp {
+    /// Prefetches its cache lines, besides those of its protocol, that a message accesses.
+    #[inline]
+    fn prefetch_hot(&self) {
+        let start = (&raw const *self).cast::<u8>();
+        for line in 0..HOT_BYTES.div_ceil(64) {
+            prefetch_line(start.wrapping_add(line * 64));
+        }
+    }
+
     /// A queue pair without a connection.
     pub(super) fn new(setup: QpSetup, user: UserSlot, port: usize) -> WorkerQp {
         let mut protocol = QueuePair::new(setup.attr);
@@ -84,6 +104,13 @@ impl WorkerQp {
     #[inline]
     pub(super) fn is_streaming(&self) -> bool {
         self.state.has_stream() && self.protocol.state() == RdmapState::Rts
+    }
+
+    /// True if an acknowledgement may let it send more. After a turn that emptied the send queue it
+    /// does not: the doorbell, or the scheduler's poll, announces the next request.
+    #[inline]
+    pub(super) fn may_send_after_ack(&self) -> bool {
+        !self.rings.is_sq_drained || self.protocol.state() != RdmapState::Rts
     }
 
     /// True if work requests posted now can only be flushed.
@@ -124,15 +151,30 @@ impl QpTable {
         self.slots.get_mut(slot.0 as usize)?.as_deref_mut()
     }
 
-    /// Prefetches the queue pair in this slot.
+    /// Prefetches the state of the queue pair in this slot that its doorbell accesses.
     #[inline]
-    pub(super) fn prefetch(&self, slot: QpSlot) {
+    pub(super) fn prefetch_for_doorbell(&self, slot: QpSlot) {
         if let Some(queue_pair) = self.get(slot) {
-            let start = (&raw const *queue_pair).cast::<u8>();
-            // Reaches the last byte for any alignment within a line.
-            for offset in (0..size_of::<WorkerQp>() + 63).step_by(64) {
-                prefetch_line(start.wrapping_add(offset));
-            }
+            queue_pair.prefetch_hot();
+        }
+    }
+
+    /// Prefetches the state of the queue pair in this slot that sending a message accesses, or its
+    /// acknowledgement.
+    #[inline]
+    pub(super) fn prefetch_send_state(&self, slot: QpSlot) {
+        if let Some(queue_pair) = self.get(slot) {
+            queue_pair.prefetch_hot();
+            queue_pair.protocol.prefetch_send_state();
+        }
+    }
+
+    /// Prefetches the state of the queue pair in this slot that receiving a Write accesses.
+    #[inline]
+    pub(super) fn prefetch_receive_state(&self, slot: QpSlot) {
+        if let Some(queue_pair) = self.get(slot) {
+            queue_pair.prefetch_hot();
+            queue_pair.protocol.prefetch_receive_state();
         }
     }
 

@@ -57,6 +57,7 @@ use requester::Requester;
 use responder::Responder;
 use siw_memory::Stag;
 use siw_shm::Access;
+use siw_shm::prefetch::prefetch_line;
 use state::StreamErrors;
 use transmitter::{OpenMessage, Transmitter};
 
@@ -69,23 +70,32 @@ struct OutgoingTerminate {
 }
 
 /// A queue pair.
+///
+/// The order of the fields decides which cache lines a message touches: sending one and completing
+/// it, those before the cold fields of `requester`; receiving a Write, those before `requester` and
+/// the first ones of `receive`.
+#[repr(C, align(64))]
 pub struct QueuePair {
-    attr: QpInitAttr,
     state: RdmapState,
     /// FPDUs carry a CRC.
     crc: bool,
     stream_open: bool,
-    /// There was a stream, which has been closed.
-    was_closed: bool,
-    /// The stream is to be reset.
-    wants_abort: bool,
-    /// The peer has closed its direction of a stream in RTS: its requests are answered before this side
-    /// closes the other.
-    answers_after_fin: bool,
     /// A responder sends nothing until it has received an FPDU (RFC 5044 section 7.1.2).
     may_send: bool,
     /// The message `rtr` has yet to be sent.
     is_rtr_pending: bool,
+    /// The peer has closed its direction of a stream in RTS: its requests are answered before this side
+    /// closes the other.
+    answers_after_fin: bool,
+    /// The stream is to be reset.
+    wants_abort: bool,
+    /// There was a stream, which has been closed.
+    was_closed: bool,
+    attr: QpInitAttr,
+    transmitter: Transmitter,
+    responder: Responder,
+    requester: Requester,
+    receive: ReceiveState,
     /// The ready-to-receive message, or the last one of [`send_empty_write`](Self::send_empty_write).
     rtr: Option<RtrKind>,
     /// The consumer is not aware of connections; see [`set_paired`](Self::set_paired).
@@ -94,12 +104,27 @@ pub struct QueuePair {
     is_self_connected: bool,
     terminate_bit_order: TerminateBitOrder,
     first_msn: Msn,
-    transmitter: Transmitter,
-    requester: Requester,
-    responder: Responder,
-    receive: ReceiveState,
     errors: StreamErrors,
     terminate: Option<Box<OutgoingTerminate>>,
+}
+
+/// Cache lines that sending a message and completing it access.
+const LINES_FOR_SENDING: usize =
+    (std::mem::offset_of!(QueuePair, requester) + Requester::HOT_BYTES).div_ceil(64);
+/// Cache lines that receiving a Write accesses in the state shared by both directions, and in
+/// `receive`.
+const LINES_FOR_RECEIVING: (usize, usize) = (
+    (std::mem::offset_of!(QueuePair, requester) + Requester::CURRENT_BYTES).div_ceil(64),
+    (std::mem::offset_of!(QueuePair, receive) % 64 + ReceiveState::HOT_BYTES).div_ceil(64),
+);
+const _: () = assert!(LINES_FOR_SENDING <= 3 && LINES_FOR_RECEIVING.0 + LINES_FOR_RECEIVING.1 <= 4);
+
+/// Prefetches `lines` cache lines.
+#[inline(always)]
+fn prefetch_lines<T>(start: *const T, lines: usize) {
+    for line in 0..lines {
+        prefetch_line(start.cast::<u8>().wrapping_add(line * 64));
+    }
 }
 
 impl QueuePair {

@@ -1,10 +1,10 @@
 //! Transmit side of a queue pair: selects the next FPDU and builds its bytes.
 
-use super::QueuePair;
 use super::fpdu_builder::FpduBuilder;
 use super::requester::{PLACEHOLDER_STAG, PreparedRequest};
 use super::state::{BuildError, RdmapState};
 use super::transmitter::OpenMessage;
+use super::{LINES_FOR_RECEIVING, LINES_FOR_SENDING, QueuePair, prefetch_lines};
 use crate::ddp::{ControlOctets, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN};
 use crate::environment::QpEnv;
 use crate::mpa::RtrKind;
@@ -42,6 +42,25 @@ impl QueuePair {
             _ => {}
         }
         self.next_terminate(room)
+    }
+
+    /// Prefetches the cache lines of `self` that sending a message and completing it access.
+    #[inline]
+    pub fn prefetch_send_state(&self) {
+        prefetch_lines(&raw const *self, LINES_FOR_SENDING);
+    }
+
+    /// Prefetches the cache lines of `self` that receiving a Write accesses.
+    #[inline]
+    pub fn prefetch_receive_state(&self) {
+        prefetch_lines(&raw const *self, LINES_FOR_RECEIVING.0);
+        prefetch_lines(&raw const self.receive, LINES_FOR_RECEIVING.1);
+    }
+
+    /// Prefetches the memory outside `self` that completing the oldest work request touches.
+    #[inline]
+    pub fn prefetch_for_completing(&self) {
+        self.requester.prefetch_for_completing();
     }
 
     /// For a queue pair without outstanding work requests: prefetches the memory outside `self` that

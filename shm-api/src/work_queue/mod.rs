@@ -533,6 +533,12 @@ impl WorkQueueConsumer<SendKind> {
     pub fn prefetch_next(&self) {
         self.memory.prefetch_slot(self.ring.slot_index(0));
         prefetch_line(self.memory.header_word(OFF_TAIL).as_ptr().cast());
+        self.prefetch_to_complete();
+    }
+
+    /// Prefetches the line that [`Self::complete_requests`] writes.
+    #[inline]
+    pub fn prefetch_to_complete(&self) {
         prefetch_line_to_write(self.memory.header_word(OFF_HEAD).as_ptr().cast());
     }
 

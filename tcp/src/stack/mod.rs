@@ -322,12 +322,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.event_list.len()
     }
 
-    /// Returns the user value of the connection `ahead` places behind the next in the event list, so that
-    /// its data can be prefetched.
+    /// Returns the user value and the events of the connection `ahead` places behind the next in the event
+    /// list, so that its data can be prefetched.
     #[inline]
-    pub fn peek_event_user(&self, ahead: usize) -> Option<u64> {
+    pub fn peek_event(&self, ahead: usize) -> Option<(u64, Events)> {
         let index = *self.shared.event_list.get(ahead)?;
-        self.slots.get(index).map(|conn| conn.tcb.user)
+        let tcb = &self.slots.get(index)?.tcb;
+        Some((tcb.user, Events(tcb.events)))
     }
 
     /// Returns whether [`next_event`](Self::next_event) may return an event.

@@ -50,8 +50,10 @@ impl From<TerminateCode> for SegmentError {
     }
 }
 
-/// State of the incoming stream and of the message being received.
+/// State of the incoming stream and of the message being received. The fields before `open` are those
+/// that a Write accesses.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct ReceiveState {
     pub(super) marker_position: MarkerPosition,
     /// The first FPDU has arrived.
@@ -60,22 +62,22 @@ pub(crate) struct ReceiveState {
     expects_rtr_send: bool,
     /// The last segment of the last RDMA Write has not arrived yet.
     is_write_open: bool,
+    /// The peer may send Immediate Data that belongs to the following Send.
+    joins_immediate: bool,
+    /// The next FPDU begins a message that waits for a receive work request.
+    pub awaits_receive: bool,
+    /// The flush stopped at its budget: the ring may hold more requests.
+    pub has_unflushed: bool,
     /// Bytes of the last RDMA Write, which directly following Immediate Data reports.
     write_len: u32,
     /// MSN of the next Send or Immediate Data.
     pub(super) expected_send_msn: Msn,
-    /// The peer may send Immediate Data that belongs to the following Send.
-    joins_immediate: bool,
+    pub out_of_order: OutOfOrderPlacement,
+    /// A complete Send that is not delivered yet; nothing after it is received until it is.
+    delayed_delivery: Option<DelayedDelivery>,
     pub(super) open: OpenReceive,
     /// Time that a message may wait for a receive work request, in milliseconds; 0: no wait.
     pub receive_wait_ms: u32,
-    /// The next FPDU begins a message that waits for a receive work request.
-    pub awaits_receive: bool,
-    /// A complete Send that is not delivered yet; nothing after it is received until it is.
-    delayed_delivery: Option<DelayedDelivery>,
-    /// The flush stopped at its budget: the ring may hold more requests.
-    pub has_unflushed: bool,
-    pub out_of_order: OutOfOrderPlacement,
     /// Present once a message has waited.
     pub(super) ahead: Option<Box<ProcessedAhead>>,
 }
@@ -132,6 +134,9 @@ impl ReceiveOutcome {
 }
 
 impl ReceiveState {
+    /// Bytes at the start that a Write accesses.
+    pub const HOT_BYTES: usize = std::mem::offset_of!(ReceiveState, open);
+
     /// Returns whether the stream has markers.
     pub fn has_markers(&self) -> bool {
         self.marker_position.has_markers()

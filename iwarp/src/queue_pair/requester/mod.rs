@@ -52,37 +52,39 @@ pub(crate) enum PreparedRequest {
     Yielded,
 }
 
-/// The requesting side of a stream.
+/// The requesting side of a stream. The fields up to the entries of `queue` are those that a Write or
+/// Send accesses.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Requester {
-    queue: WorkRequestQueue,
     /// The work request that was taken out of the ring and is not yet completely sent.
     current: Option<MessageSlot>,
-    /// Reads and atomics whose response is missing or incomplete, in the order of their requests.
-    outstanding: VecDeque<OutstandingRead>,
-    /// MSN of the next Send or Immediate Data.
-    next_send_msn: Msn,
-    /// MSN of the next Read Request or Atomic Request.
-    next_read_msn: Msn,
-    /// MSN of the next Atomic Response.
-    expected_atomic_msn: Msn,
-    /// Maximum number of outstanding Reads and atomics.
-    pub ord: u16,
-    pub drain: DrainState,
     /// Longest message whose payload is copied into frames; longer ones are sent by reference.
     pub copied_up_to: u32,
-    /// The peer joins Immediate Data with the following Send.
-    joins_immediate: bool,
+    /// MSN of the next Send or Immediate Data.
+    next_send_msn: Msn,
+    pub drain: DrainState,
     /// A work request completed in error: the following ones are flushed.
     has_failed: bool,
+    /// The peer joins Immediate Data with the following Send.
+    joins_immediate: bool,
     /// The peer stopped responding, which the first flushed work request reports.
     has_lost_peer: bool,
     /// The flush stopped at its budget: the ring may hold more requests.
     pub has_unflushed: bool,
-    /// Local operations left in this turn.
-    local_operations_left: u32,
+    /// Maximum number of outstanding Reads and atomics.
+    pub ord: u16,
     /// The current work request invalidated a key that other workers may still use.
     quiescing: Option<Retired>,
+    queue: WorkRequestQueue,
+    /// Reads and atomics whose response is missing or incomplete, in the order of their requests.
+    outstanding: VecDeque<OutstandingRead>,
+    /// MSN of the next Read Request or Atomic Request.
+    next_read_msn: Msn,
+    /// MSN of the next Atomic Response.
+    expected_atomic_msn: Msn,
+    /// Local operations left in this turn.
+    local_operations_left: u32,
     /// READ_WITH_INV requests whose keys other workers may still use.
     invalidated_reads: VecDeque<(Retired, MessageSlot)>,
     /// Type 2 windows that were bound through the queue pair, identified by the keys they were
@@ -91,6 +93,12 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
+    /// Bytes at the start that [`can_continue`](Self::can_continue) accesses first.
+    pub const CURRENT_BYTES: usize = std::mem::offset_of!(Requester, copied_up_to);
+    /// Bytes at the start that a Write or Send accesses.
+    pub const HOT_BYTES: usize =
+        std::mem::offset_of!(Requester, queue) + WorkRequestQueue::HOT_BYTES;
+
     /// The start of a stream: no request has been sent.
     pub fn new(first_msn: Msn, ord: u16) -> Self {
         Self {
@@ -130,6 +138,12 @@ impl Requester {
     #[inline]
     pub fn prefetch_for_sending(&mut self) {
         self.queue.prefetch_for_pushing();
+    }
+
+    /// Prefetches the memory outside `self` that completing the oldest work request touches.
+    #[inline]
+    pub fn prefetch_for_completing(&self) {
+        self.queue.prefetch_front();
     }
 
     /// Returns whether all work requests are finished.

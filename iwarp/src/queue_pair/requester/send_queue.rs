@@ -124,16 +124,22 @@ impl SendEntry {
     }
 }
 
-/// The entries, numbered by posting order.
+/// The entries, numbered by posting order. Fields that every message accesses come first.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(crate) struct WorkRequestQueue {
     base: MessageSlot,
+    /// Number of entries with a place in the slab.
+    large_count: u32,
     entries: VecDeque<SendEntry>,
     slab: Vec<[Sge; LARGE_SGES]>,
     free_in_slab: Vec<u32>,
 }
 
 impl WorkRequestQueue {
+    /// Bytes at the start that every message accesses.
+    pub const HOT_BYTES: usize = std::mem::offset_of!(WorkRequestQueue, slab);
+
     /// Returns whether every work request is completed.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -155,6 +161,16 @@ impl WorkRequestQueue {
             let start = self.entries.as_slices().0.as_ptr().cast::<u8>();
             prefetch_line(start);
             prefetch_line(start.wrapping_add(64));
+        }
+    }
+
+    /// Prefetches the oldest work request, which is to be completed.
+    #[inline]
+    pub fn prefetch_front(&self) {
+        if let Some(entry) = self.entries.front() {
+            let start = (&raw const *entry).cast::<u8>();
+            prefetch_line(start);
+            prefetch_line(start.wrapping_add(size_of::<SendEntry>() - 1));
         }
     }
 
@@ -230,6 +246,7 @@ impl WorkRequestQueue {
     }
 
     fn alloc_in_slab(&mut self) -> u32 {
+        self.large_count += 1;
         self.free_in_slab.pop().unwrap_or_else(|| {
             self.slab.push([Sge::default(); LARGE_SGES]);
             (self.slab.len() - 1) as u32
@@ -283,9 +300,10 @@ impl WorkRequestQueue {
     #[inline]
     pub fn remove_first(&mut self, count: usize) {
         let count = count.min(self.entries.len());
-        if self.free_in_slab.len() < self.slab.len() {
+        if self.large_count > 0 {
             for entry in self.entries.range(..count) {
                 if entry.large != NOT_LARGE {
+                    self.large_count -= 1;
                     self.free_in_slab.push(entry.large);
                 }
             }

@@ -39,6 +39,7 @@ pub(crate) struct ResponseError {
 
 /// The responding side of a stream.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Responder {
     queue: ResponseQueue,
     /// MSN of the peer's next Read Request or Atomic Request.
