@@ -29,6 +29,8 @@ pub(super) struct WakeSources {
     epoll: Epoll,
     flag: SleepFlag,
     sleeps: u64,
+    /// The edges that ended the last sleep are still to be taken.
+    has_edges: bool,
 }
 
 impl WakeSources {
@@ -38,6 +40,7 @@ impl WakeSources {
             epoll,
             flag,
             sleeps: 0,
+            has_edges: false,
         };
         sources.add(mailbox.inbox.wake_fd())?;
         Ok(sources)
@@ -64,10 +67,14 @@ impl WakeSources {
         let _ = self.epoll.delete(fd);
     }
 
-    /// Takes the edges that woke the worker, so that it can sleep again.
-    fn take_edges(&self) {
-        let mut events = [EpollEvent::empty(); EDGES_PER_WAKE];
-        let _ = self.epoll.wait(&mut events, EpollTimeout::ZERO);
+    /// Takes the edges that woke the worker, so that it can sleep again. Called before the sleep is
+    /// announced, so that no edge is taken that a later check of the rings would not cover; and not
+    /// right after the wake-up, since the work that came with the edges would wait for the system call.
+    fn take_edges(&mut self) {
+        if std::mem::take(&mut self.has_edges) {
+            let mut events = [EpollEvent::empty(); EDGES_PER_WAKE];
+            let _ = self.epoll.wait(&mut events, EpollTimeout::ZERO);
+        }
     }
 }
 
@@ -88,6 +95,7 @@ impl Worker {
             return;
         }
         self.connections.cache.return_surplus();
+        self.wake_sources.take_edges();
         self.wake_sources.flag.announce_sleep();
         let has_work = self.connections.scheduler.has_work()
             || !self.connections.context.parked.is_empty(Wait::Quiescence)
@@ -108,7 +116,7 @@ impl Worker {
             // After a sleep that ended by its limit the worker sleeps again; after a wake-up it spins
             // first.
             if was_woken {
-                self.wake_sources.take_edges();
+                self.wake_sources.has_edges = true;
                 let now = self.connections.clock.now();
                 self.idle.note_busy(now);
             }
