@@ -132,7 +132,8 @@ impl WireOracle {
                 is_answer && peer_iss.is_some_and(|iss| view.ack != iss.wrapping_add(1))
             };
             if known.is_some_and(is_stale) {
-                return None; // it answers the SYN of an earlier connection
+                self.note_answer_to_earlier(known?, from, view);
+                return None;
             }
             if self.sends_cookies
                 && is_answer
@@ -189,6 +190,20 @@ impl WireOracle {
             let forgot = flow.answered_anew.is_some_and(|(host, _)| host == from);
             flow.sides[from].iss.is_some() && !forgot
         })
+    }
+
+    /// Notes a SYN-ACK for the SYN of a connection before this one. If the host had answered that SYN
+    /// before, it has forgotten that connection and answers a late copy.
+    fn note_answer_to_earlier(&mut self, newest: usize, from: usize, view: &TcpView<'_>) {
+        let Some(earlier) = self.flows[newest].earlier else {
+            return;
+        };
+        let flow = &mut self.flows[earlier];
+        let answered = flow.sides[1 - from].iss;
+        let is_its_syn = answered.is_some_and(|iss| view.ack == iss.wrapping_add(1));
+        if is_its_syn && flow.sides[from].iss.is_some_and(|iss| iss != view.seq) {
+            flow.answered_anew = Some((from, view.seq));
+        }
     }
 
     /// Finds the connection of a frame that arrives: the newest between its endpoints, or the one
@@ -813,6 +828,21 @@ mod tests {
             assert_eq!(wire.send(1, &answer).is_none(), is_over);
             // The first end still waits in TIME-WAIT and says so.
             wire.pass(0, (12, 22), ACK, 0);
+        }
+    }
+
+    #[test]
+    fn an_answer_to_a_late_syn_says_nothing_about_the_connection_it_once_opened() {
+        for is_new in [false, true] {
+            let mut wire = Wire::new();
+            wire.shake_hands();
+            wire.pass(0, (1, 1), ACK, 10);
+            wire.pass(1, (1, 11), ACK, 0);
+            wire.pass(0, (5000, 0), SYN, 0);
+            let at = if is_new { 700 } else { 0 };
+            wire.pass(1, (at, 1), SYN | ACK, 0);
+            let confirms = Wire::segment(1, (at + 1, 1), ACK, None, 0);
+            assert_eq!(wire.send(1, &confirms).is_none(), is_new);
         }
     }
 
