@@ -241,7 +241,8 @@ pub struct StackConfig {
     /// zero disables the wait.
     pub answer_wait: Duration,
     /// Initial receive window of each connection in bytes, up to 1 GiB; scaled as RFC 7323 says. A
-    /// connection offers no more than its `max_recv_buffers` hold.
+    /// connection offers no more than its `max_recv_buffers` hold, and at first no more than
+    /// `max_held_buffers`.
     pub recv_window: u32,
     /// Maximum number of times that a connection doubles its receive window, while its peer fills
     /// the window in each round trip and buffers are free (autotuning for long paths). 0: never.
@@ -315,6 +316,11 @@ pub struct StackConfig {
 }
 
 impl StackConfig {
+    /// Returns the maximum number of received buffers of a connection that is the only one.
+    pub(crate) fn buffers_of_one(&self) -> usize {
+        self.max_recv_buffers.min(self.max_held_buffers)
+    }
+
     pub(crate) fn wants_ecn(&self) -> bool {
         self.ecn || self.congestion == CongestionControl::Dctcp
     }

@@ -106,13 +106,19 @@ const ALL_NODES: u128 = 0xff02 << 112 | 1;
 const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
 
 /// Returns the initial and the largest receive window of a connection: its buffers must hold what
-/// either promises.
+/// either promises. Beyond the initial window, a connection offers only what the buffers that are free
+/// in common hold.
 fn window_bounds(config: &StackConfig) -> (u32, u32) {
-    let held = config.max_recv_buffers.saturating_mul(BYTES_PER_BUFFER);
-    let held = u32::try_from(held).unwrap_or(u32::MAX);
+    let held_in = |buffers: usize| {
+        let held = buffers.saturating_mul(BYTES_PER_BUFFER);
+        u32::try_from(held).unwrap_or(u32::MAX)
+    };
     let doublings = u32::from(config.recv_window_doublings.min(30));
     let largest = (u64::from(config.recv_window) << doublings).min(1 << 30);
-    (config.recv_window.min(held), (largest as u32).min(held))
+    (
+        config.recv_window.min(held_in(config.buffers_of_one())),
+        (largest as u32).min(held_in(config.max_recv_buffers)),
+    )
 }
 
 /// The context of a method of a connection or one of its parts: the time, the connection's id, and
@@ -328,7 +334,7 @@ impl SharedState {
     /// that it already holds: its window was derived from that.
     #[inline]
     pub(crate) fn shares_buffers(&self, counted: u32) -> bool {
-        counted as usize >= self.config.max_recv_buffers / 4
+        counted as usize >= self.config.buffers_of_one() / 4
     }
 
     pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {

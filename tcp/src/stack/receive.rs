@@ -548,7 +548,7 @@ impl RxCoalescer {
         }
         let own = conn.receiver.counted_buffers as usize;
         // Beyond a quarter, segments share buffers.
-        let room = (sh.config.max_recv_buffers / 4).saturating_sub(own);
+        let room = (sh.config.buffers_of_one() / 4).saturating_sub(own);
         let all = sh.config.max_held_buffers.saturating_sub(sh.held_buffers);
         self.index = index;
         self.v6 = conn.path.template.is_v6();

@@ -60,9 +60,15 @@ fn a_window_grows_until_a_long_path_is_full() {
 /// What the window promises is kept, whatever the length of segments.
 #[test]
 fn no_small_segment_in_the_window_is_refused() {
-    for len in [1, 40, 100, 700, 1100] {
+    let lens = [1, 40, 100, 700, 1100];
+    for (len, is_common) in lens.into_iter().flat_map(|len| [(len, false), (len, true)]) {
         let mut configs = [host_config(0), host_config(1)];
-        configs[1].max_recv_buffers = 1024;
+        // The limit of one connection, or of all together, of which there is one.
+        if is_common {
+            configs[1].max_held_buffers = 1024;
+        } else {
+            configs[1].max_recv_buffers = 1024;
+        }
         let mut lab = Lab::with(configs);
         let [_, server] = lab.connect();
         let mut segment = lab.forge(0);
@@ -82,7 +88,7 @@ fn no_small_segment_in_the_window_is_refused() {
             lab.net.poll();
         }
         let host = &lab.net.hosts[1];
-        assert_eq!(host.stats().rcv_q_drop, 0, "segments of {len} bytes");
+        assert_eq!(host.stats().rcv_q_drop, 0, "{len} bytes, {is_common}");
         assert_eq!(host.tcp_info(server).unwrap().readable, sent);
         assert!(host.held_buffers() <= 1024, "{}", host.held_buffers());
         let read = lab.read(1, server);
