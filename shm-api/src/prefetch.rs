@@ -1,10 +1,10 @@
 //! Hints to the CPU to fetch cache lines before they are needed.
 
-/// Prefetches eight cache lines starting at an address.
+/// Prefetches this number of cache lines starting at an address, which need not be valid.
 #[inline(always)]
-pub(crate) fn prefetch_block(at: *mut u8) {
-    for line in 0..8 {
-        prefetch_line(at.wrapping_add(line * 64));
+pub fn prefetch_lines(pointer: *const u8, lines: usize) {
+    for line in 0..lines {
+        prefetch_line(pointer.wrapping_add(line * 64));
     }
 }
 

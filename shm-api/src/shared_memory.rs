@@ -6,7 +6,7 @@
 //! and all of client-lib, are built on this module.
 
 use crate::fault_guard::GuardedMapping;
-use crate::prefetch::{prefetch_block, prefetch_line};
+use crate::prefetch::{prefetch_line, prefetch_lines};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -499,11 +499,11 @@ impl SharedMemory {
         // FPDU, and a simple loop would be half of the cost.
         let mut at = offset;
         while at + BLOCK <= end {
-            prefetch_block(base.wrapping_add(at));
+            prefetch_lines(base.wrapping_add(at), BLOCK / 64);
             at += BLOCK;
         }
         if at > offset {
-            prefetch_block(base.wrapping_add(end - BLOCK));
+            prefetch_lines(base.wrapping_add(end - BLOCK), BLOCK / 64);
         } else {
             while at < end {
                 prefetch_line(base.wrapping_add(at));

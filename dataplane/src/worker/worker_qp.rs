@@ -4,7 +4,7 @@
 use std::mem::offset_of;
 
 use siw_iwarp::{QueuePair, RdmapState};
-use siw_shm::prefetch::prefetch_line;
+use siw_shm::prefetch::prefetch_lines;
 use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 
 use super::lifecycle_state::{LifecycleState, UnpolledCompletions};
@@ -63,10 +63,7 @@ impl WorkerQp {
     /// Prefetches its cache lines, besides those of its protocol, that a message accesses.
     #[inline]
     fn prefetch_hot(&self) {
-        let start = (&raw const *self).cast::<u8>();
-        for line in 0..HOT_BYTES.div_ceil(64) {
-            prefetch_line(start.wrapping_add(line * 64));
-        }
+        prefetch_lines((&raw const *self).cast(), HOT_BYTES.div_ceil(64));
     }
 
     /// A queue pair without a connection.

@@ -57,7 +57,6 @@ use requester::Requester;
 use responder::Responder;
 use siw_memory::Stag;
 use siw_shm::Access;
-use siw_shm::prefetch::prefetch_line;
 use state::StreamErrors;
 use transmitter::{OpenMessage, Transmitter};
 
@@ -118,14 +117,6 @@ const LINES_FOR_RECEIVING: (usize, usize) = (
     (std::mem::offset_of!(QueuePair, receive) % 64 + ReceiveState::HOT_BYTES).div_ceil(64),
 );
 const _: () = assert!(LINES_FOR_SENDING <= 3 && LINES_FOR_RECEIVING.0 + LINES_FOR_RECEIVING.1 <= 4);
-
-/// Prefetches `lines` cache lines.
-#[inline(always)]
-fn prefetch_lines<T>(start: *const T, lines: usize) {
-    for line in 0..lines {
-        prefetch_line(start.cast::<u8>().wrapping_add(line * 64));
-    }
-}
 
 impl QueuePair {
     /// Creates a queue pair in IDLE; allocates no memory.

@@ -4,7 +4,7 @@ use super::fpdu_builder::FpduBuilder;
 use super::requester::{PLACEHOLDER_STAG, PreparedRequest};
 use super::state::{BuildError, RdmapState};
 use super::transmitter::OpenMessage;
-use super::{LINES_FOR_RECEIVING, LINES_FOR_SENDING, QueuePair, prefetch_lines};
+use super::{LINES_FOR_RECEIVING, LINES_FOR_SENDING, QueuePair};
 use crate::ddp::{ControlOctets, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN};
 use crate::environment::QpEnv;
 use crate::mpa::RtrKind;
@@ -12,6 +12,7 @@ use crate::rdmap::terminate::{TerminateCode, TerminatePayload};
 use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
 use crate::record::{FpduKind, FpduRecord, FpduRun, FrameBuilder, OutgoingFpdu};
 use siw_memory::KeyReader;
+use siw_shm::prefetch::prefetch_lines;
 use std::ops::Range;
 
 impl QueuePair {
@@ -47,14 +48,14 @@ impl QueuePair {
     /// Prefetches the cache lines of `self` that sending a message and completing it access.
     #[inline]
     pub fn prefetch_send_state(&self) {
-        prefetch_lines(&raw const *self, LINES_FOR_SENDING);
+        prefetch_lines((&raw const *self).cast(), LINES_FOR_SENDING);
     }
 
     /// Prefetches the cache lines of `self` that receiving a Write accesses.
     #[inline]
     pub fn prefetch_receive_state(&self) {
-        prefetch_lines(&raw const *self, LINES_FOR_RECEIVING.0);
-        prefetch_lines(&raw const self.receive, LINES_FOR_RECEIVING.1);
+        prefetch_lines((&raw const *self).cast(), LINES_FOR_RECEIVING.0);
+        prefetch_lines((&raw const self.receive).cast(), LINES_FOR_RECEIVING.1);
     }
 
     /// Prefetches the memory outside `self` that completing the oldest work request touches.
