@@ -10,7 +10,7 @@ use crate::deadline::Deadline;
 use crate::high_descriptors::{dup_high, to_high};
 use crate::locking::lock_unpoisoned;
 use crate::releaser::Releaser;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
     self, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects, ListPosition,
@@ -274,6 +274,12 @@ impl Context {
     /// Checks the control socket; false when the daemon has ended.
     pub fn is_alive(&self) -> bool {
         self.0.check_alive()
+    }
+
+    /// Waits until the daemon has closed the control socket; an ending daemon closes its descriptors one
+    /// after the other. Returns whether that was within `timeout`.
+    pub fn await_end(&self, timeout: Duration) -> bool {
+        !self.0.stays_alive(timeout)
     }
 
     /// Checks that this process opened it: a child of fork(2) shares the descriptors with its parent,
@@ -800,19 +806,23 @@ impl ClientInner {
     }
 
     /// Checks the control socket: a system call, for slow paths.
-    #[cold]
     pub(crate) fn check_alive(&self) -> bool {
+        self.stays_alive(Duration::ZERO)
+    }
+
+    /// Waits for the end of the control socket. Returns whether it is still open after `timeout`.
+    #[cold]
+    fn stays_alive(&self, timeout: Duration) -> bool {
         if self.check_process().is_err() {
             return false;
         }
-        if self.known_alive() {
+        let deadline = Deadline::after(Some(timeout));
+        while self.known_alive() {
             let mut fds = [PollFd::new(&self.conn, PollFlags::RDHUP)];
-            let zero = Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
-            if poll(&mut fds, Some(&zero)).is_ok_and(|n| n > 0) {
-                self.alive.store(false, Ordering::Release);
+            match poll(&mut fds, deadline.to_timespec().as_ref()) {
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(n) if n > 0 => self.alive.store(false, Ordering::Release),
+                _ => break,
             }
         }
         self.known_alive()
@@ -837,15 +847,11 @@ impl ClientInner {
     ) -> Result<(), Error> {
         let deadline = Deadline::after(timeout);
         loop {
-            let timespec = deadline.left().map(|left| Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
-            });
             let mut fds = [
                 PollFd::from_borrowed_fd(fd, PollFlags::IN),
                 PollFd::new(&self.conn, PollFlags::RDHUP),
             ];
-            match poll(&mut fds, timespec.as_ref()) {
+            match poll(&mut fds, deadline.to_timespec().as_ref()) {
                 Ok(0) => return Err(Error::Timeout),
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,

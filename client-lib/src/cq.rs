@@ -296,10 +296,22 @@ impl Cq {
             if self.0.empty_polls.load(Ordering::Relaxed) != 0 {
                 self.0.empty_polls.store(0, Ordering::Relaxed);
             }
-        } else if !out.is_empty() {
-            self.on_empty_poll()?;
+        } else if !out.is_empty()
+            && let Err(error) = self.on_empty_poll()
+        {
+            return self.poll_last(out, error);
         }
         Ok(taken)
+    }
+
+    /// Polls once more after a queue was empty and then had a reason to stay so: the daemon may have
+    /// completed a request in between, before it ended.
+    #[cold]
+    pub(crate) fn poll_last(&self, out: &mut [Wc], error: Error) -> Result<usize, Error> {
+        match self.0.ring.lock().poll(out) {
+            0 => Err(error),
+            taken => Ok(taken),
+        }
     }
 
     #[inline]
@@ -363,6 +375,18 @@ impl Cq {
         has_some
     }
 
+    /// Disarms the queue of a daemon that has ended. Returns whether an event is due, as a failed device
+    /// raises one: the queue was armed and has completions, those that the daemon left or those of
+    /// [`Self::flush_lost_requests`].
+    pub fn take_event_after_end(&self) -> bool {
+        if self.0.client.known_alive() {
+            return false;
+        }
+        // A request is lost only if its completion is not among those to poll.
+        let has_some = !self.0.ring.lock().left.is_empty() || self.flush_lost_requests();
+        has_some && self.0.ring.lock().ring.disarm_event()
+    }
+
     /// Arms the channel: the next completion, or the next solicited or failed one,
     /// raises one event. Poll once more before waiting for it.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
@@ -414,18 +438,12 @@ impl Cq {
             if taken > 0 {
                 return Ok(taken);
             }
-            self.check_health()?;
+            if let Err(error) = self.check_health() {
+                return self.poll_last(out, error);
+            }
             match channel.get_event(deadline.left()) {
                 Ok(_) => {}
-                Err(Error::DaemonGone) => {
-                    // Completions from before the daemon ended are still delivered.
-                    let taken = self.0.ring.lock().poll(out);
-                    return if taken > 0 {
-                        Ok(taken)
-                    } else {
-                        Err(Error::DaemonGone)
-                    };
-                }
+                Err(error @ Error::DaemonGone) => return self.poll_last(out, error),
                 Err(error) => return Err(error),
             }
         }

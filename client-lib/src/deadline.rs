@@ -1,5 +1,6 @@
 //! Deadlines of calls with a timeout.
 
+use rustix::event::Timespec;
 use std::time::{Duration, Instant};
 
 /// End of a wait; without one it is unbounded, as with a timeout that exceeds the clock's range.
@@ -15,6 +16,14 @@ impl Deadline {
     pub fn left(self) -> Option<Duration> {
         let deadline = self.0?;
         Some(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Time left as ppoll(2) takes it; None if unbounded.
+    pub fn to_timespec(self) -> Option<Timespec> {
+        self.left().map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        })
     }
 
     pub fn has_passed(self) -> bool {

@@ -147,8 +147,10 @@ impl AsyncCq {
                     armed = true;
                 }
                 let taken = cq.poll(completions)?;
-                if taken == 0 {
-                    cq.check_health()?;
+                if taken == 0
+                    && let Err(error) = cq.check_health()
+                {
+                    return cq.poll_last(completions, error).map(Some);
                 }
                 Ok((taken > 0).then_some(taken))
             })

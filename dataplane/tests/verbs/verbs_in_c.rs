@@ -225,6 +225,7 @@ fn a_program_can_be_woken_without_an_event() {
 const TWO_ENDS: &str = r#"
 struct end {
     struct ibv_context *context;
+    struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
     struct ibv_pd *pd;
     struct ibv_qp *qp;
@@ -235,9 +236,10 @@ static void open_end(struct end *end, struct ibv_device *device)
 {
     end->context = ibv_open_device(device);
     CHECK(end->context);
-    end->cq = ibv_create_cq(end->context, 8, NULL, NULL, 0);
+    end->channel = ibv_create_comp_channel(end->context);
+    end->cq = ibv_create_cq(end->context, 8, NULL, end->channel, 0);
     end->pd = ibv_alloc_pd(end->context);
-    CHECK(end->cq && end->pd);
+    CHECK(end->channel && end->cq && end->pd);
     struct ibv_qp_init_attr init = { .send_cq = end->cq, .recv_cq = end->cq, .qp_type = IBV_QPT_RC,
         .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 } };
     end->qp = ibv_create_qp(end->pd, &init);
@@ -387,6 +389,62 @@ int main(void)
 }
 "#;
 
+/// Completions that the daemon left, and flushed requests: as long as there are some, a program that
+/// arms the queue, polls one and waits gets an event.
+const WAIT_WHEN_THE_DAEMON_IS_GONE: &str = r#"
+static void take(struct end *end, enum ibv_wc_status status)
+{
+    struct pollfd readable = { .fd = end->channel->fd, .events = POLLIN };
+    struct ibv_cq *queue;
+    struct ibv_wc wc;
+    void *user;
+    CHECK(poll(&readable, 1, 20000) == 1);
+    CHECK(ibv_get_cq_event(end->channel, &queue, &user) == 0 && queue == end->cq);
+    ibv_ack_cq_events(queue, 1);
+    CHECK(ibv_req_notify_cq(queue, 0) == 0);
+    CHECK(ibv_poll_cq(queue, 1, &wc) == 1 && wc.status == status);
+}
+
+int main(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    CHECK(list && list[0] && list[1]);
+    struct end here, there;
+    open_end(&here, list[0]);
+    open_end(&there, list[1]);
+    struct ibv_recv_wr receive = { .wr_id = 1 }, *bad_receive;
+    for (int i = 0; i < 4; i++)
+        CHECK(ibv_post_recv(there.qp, &receive, &bad_receive) == 0);
+    lead_to_rts(&here, &there);
+    lead_to_rts(&there, &here);
+    struct ibv_send_wr send = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_wc wc;
+    for (int i = 0; i < 2; i++) {
+        CHECK(ibv_post_send(here.qp, &send, &bad) == 0);
+        while (ibv_poll_cq(here.cq, 1, &wc) == 0) {}
+        CHECK(wc.status == IBV_WC_SUCCESS);
+    }
+    /* Both messages have arrived, without events: the queue is not armed. */
+    struct pollfd readable = { .fd = there.channel->fd, .events = POLLIN };
+    CHECK(poll(&readable, 1, 0) == 0);
+    /* Tells the test that the program is ready. */
+    struct rdma_cm_id *id;
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0 && rdma_listen(id, 1) == 0);
+    take(&there, IBV_WC_SUCCESS);
+    take(&there, IBV_WC_SUCCESS);
+    take(&there, IBV_WC_WR_FLUSH_ERR);
+    take(&there, IBV_WC_WR_FLUSH_ERR);
+    /* It is armed and empty. */
+    struct ibv_cq *queue;
+    void *user;
+    CHECK(ibv_get_cq_event(there.channel, &queue, &user) == -1 && errno == EIO);
+    CHECK(poll(&readable, 1, 0) == 0);
+    return 0;
+}
+"#;
+
 #[test]
 fn descriptors_rest_when_the_daemon_is_gone() {
     if !can_compile() {
@@ -395,6 +453,7 @@ fn descriptors_rest_when_the_daemon_is_gone() {
     for source in [
         POLL_WHEN_THE_DAEMON_IS_GONE,
         POLL_VERBS_WHEN_THE_DAEMON_IS_GONE,
+        &format!("{TWO_ENDS}{WAIT_WHEN_THE_DAEMON_IS_GONE}"),
     ] {
         let mut daemon = Daemon::loopback();
         let line = compile_c(&daemon, "", source);

@@ -13,9 +13,8 @@ use rustix::net::{RecvFlags, recv};
 use siw::{CompletionChannel, Error};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Looks at the first event and leaves it in the stream.
 const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
@@ -27,8 +26,6 @@ pub struct ChannelObject {
     channel: Arc<CompletionChannel>,
     descriptor: EventDescriptor,
     queues: Mutex<ChannelQueues>,
-    /// All last events are delivered.
-    is_silent: AtomicBool,
 }
 
 /// The completion queues that raise events on a channel, by cookie. Cookies are not reused: events
@@ -134,8 +131,9 @@ impl ChannelObject {
         }
     }
 
-    /// Called when the daemon has ended: each queue gets one more event, so that a sleeping program
-    /// finds its requests flushed. Returns the cookie of a queue that has not had its last event.
+    /// Called when the daemon has ended. Each queue gets one more event, so that a sleeping program
+    /// finds its requests flushed, and another each time that the program arms it before it has polled
+    /// everything. Returns the cookie of a queue with an event.
     fn next_last_event(&self) -> Option<u64> {
         let mut queues = self.lock_queues();
         let ChannelQueues {
@@ -143,8 +141,17 @@ impl ChannelObject {
             last_events,
             ..
         } = &mut *queues;
+        // SAFETY: queues in the table exist; `destroy_cq` takes the table's lock before it frees one.
+        let take_event = |queue: &QueuePointer| unsafe { &*queue.0 }.cq().take_event_after_end();
         let all = || by_cookie.keys().copied().collect();
-        last_events.get_or_insert_with(all).pop()
+        while let Some(cookie) = last_events.get_or_insert_with(all).pop() {
+            if let Some(queue) = by_cookie.get(&cookie) {
+                take_event(queue);
+                return Some(cookie);
+            }
+        }
+        let mut others = by_cookie.iter();
+        others.find_map(|(cookie, queue)| take_event(queue).then_some(*cookie))
     }
 
     /// Waits for the event of a queue, if the descriptor is blocking. After `interval` without an
@@ -173,12 +180,6 @@ impl ChannelObject {
         }
     }
 
-    /// Called when no events can follow: pollers of the descriptor have been told.
-    fn fall_silent(&self) {
-        self.is_silent.store(true, Ordering::Relaxed);
-        self.descriptor.silence(self.channel.as_fd());
-    }
-
     fn has_queues(&self) -> bool {
         !self.lock_queues().by_cookie.is_empty()
     }
@@ -199,7 +200,6 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
             channel,
             descriptor,
             queues: Mutex::default(),
-            is_silent: AtomicBool::new(false),
         }))
     });
     pointer_of("ibv_create_comp_channel", channel).cast()
@@ -226,14 +226,9 @@ pub unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
     errno_of("ibv_destroy_comp_channel", unused)
 }
 
-/// Waits for the end of the control connection: an ending daemon closes its descriptors one after
-/// the other, and requests are flushed only when the control socket is closed too.
-fn await_end(context: &ContextObject) {
-    let deadline = Instant::now() + Duration::from_secs(1);
-    while context.client().is_alive() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+/// Time that an ending daemon has between closing a channel and closing the control socket, after which
+/// requests are flushed. It takes milliseconds unless the machine is short of processors or memory.
+const TIME_TO_END: Duration = Duration::from_secs(10);
 
 /// ibv_get_cq_event(3)
 pub unsafe fn get_cq_event(
@@ -250,10 +245,6 @@ pub unsafe fn get_cq_event(
         return -1;
     }
     loop {
-        if object.is_silent.load(Ordering::Relaxed) {
-            set_errno(libc::EIO);
-            return -1;
-        }
         let chosen = wake_interval().and_then(|interval| object.await_event(interval));
         let read = match chosen {
             Some(cookie) => Ok((cookie, cookie.len())),
@@ -262,19 +253,18 @@ pub unsafe fn get_cq_event(
         let cookie = match read {
             Ok((cookie, 8)) => cookie,
             // The daemon has ended.
-            Ok(_) => match object.next_last_event() {
-                Some(last) => {
-                    // SAFETY: a channel's context is open.
-                    let context = unsafe { ContextObject::from_abi((*channel).context) };
-                    await_end(context);
-                    last.to_ne_bytes()
-                }
-                None => {
-                    object.fall_silent();
+            Ok(_) => {
+                // SAFETY: a channel's context is open.
+                let context = unsafe { ContextObject::from_abi((*channel).context) };
+                context.client().await_end(TIME_TO_END);
+                let Some(last) = object.next_last_event() else {
+                    // Pollers of the descriptor have been told.
+                    object.descriptor.silence(object.channel.as_fd());
                     set_errno(libc::EIO);
                     return -1;
-                }
-            },
+                };
+                last.to_ne_bytes()
+            }
             Err(error) => {
                 set_errno(error.raw_os_error());
                 return -1;
