@@ -107,6 +107,9 @@ pub(super) struct FlowSide {
     pub(super) episode: Option<RecoveryEpisode>,
     pub(super) sent_again: BTreeMap<u32, RangeSentAgain>,
     pub(super) episode_before: Option<RecoveryEpisode>,
+    /// The host's timeouts when this end last sent again what the peer could not acknowledge because it
+    /// searched for this end's address, and the end of the data that was sent then.
+    pub(super) held_up: Option<(u64, u32)>,
     pub(super) heard_at: Instant,
     pub(super) acked_at: Instant,
 }
@@ -130,6 +133,16 @@ impl FlowSide {
             segment.2 = now;
         }
         before
+    }
+
+    /// Returns whether the data before `end` is sent again because the peer searched for this end's
+    /// address: it did so since that data was sent (`has_searched`), or since data whose timeout takes
+    /// everything in flight for lost (RFC 5681 section 3.1).
+    pub(super) fn is_held_up(&mut self, has_searched: bool, end: u32, timeouts: u64) -> bool {
+        if has_searched {
+            self.held_up = Some((timeouts, self.sent));
+        }
+        (self.held_up).is_some_and(|(at, sent)| has_searched || at == timeouts && end <= sent)
     }
 
     /// Returns whether each end has sent its FIN and the other has acknowledged it.

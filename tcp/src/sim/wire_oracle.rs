@@ -297,10 +297,11 @@ impl WireOracle {
         let reductions_before = std::mem::replace(&mut side.reductions, reductions);
         if start < side.sent && view.flags & SYN == 0 {
             let before = side.note_sent_again(start, end, now);
-            let held_up = self.searches[1 - from].is_some_and(|search| match search {
+            let has_searched = self.searches[1 - from].is_some_and(|search| match search {
                 NeighbourSearch::Asked => true,
                 NeighbourSearch::AnsweredAt(at) => before.is_some_and(|before| at >= before),
             });
+            let held_up = side.is_held_up(has_searched, end, stats.timeouts);
             self.held_up[from] += u64::from(held_up);
             retransmission = Some(SentAgain {
                 needed: !side.arriving.covers(start, end),
@@ -901,6 +902,25 @@ mod tests {
             assert!(episodes[0].needed);
             assert_eq!(episodes.len(), 2 - usize::from(is_timeout));
             assert!(episodes[1..].iter().all(|episode| !episode.first_needed));
+        }
+    }
+
+    /// Data that was sent after the search, but is taken for lost with data from before.
+    #[test]
+    fn a_timeout_of_data_that_a_search_held_up_covers_all_that_is_in_flight() {
+        for other_timeouts in [0, 1] {
+            let mut wire = Wire::new();
+            wire.shake_hands();
+            wire.pass(0, (1, 1), ACK, 10);
+            wire.oracle.searches[1] = Some(NeighbourSearch::AnsweredAt(wire.now));
+            wire.now = wire.now + core::time::Duration::from_millis(1);
+            wire.pass(0, (11, 1), ACK, 10);
+            wire.stats[0].timeouts = 1;
+            wire.pass(0, (1, 1), ACK, 10);
+            assert_eq!(wire.oracle.held_up, [1, 0]);
+            wire.stats[0].timeouts += other_timeouts;
+            wire.pass(0, (11, 1), ACK, 10);
+            assert_eq!(wire.oracle.held_up, [2 - other_timeouts, 0]);
         }
     }
 
