@@ -102,6 +102,71 @@ fn a_server_at_all_addresses_serves_both_kinds() {
     echo_between("0.0.0.0", &["10.77.0.2", "127.0.0.1"]);
 }
 
+/// A listener while the daemon is killed: a thread waits in accept(2), and three kinds of selectors watch
+/// it. Of a listener at all addresses, that of the kernel remains.
+const LISTENER_OF_AN_ENDED_DAEMON: &str = r#"
+import errno, os, selectors, socket, sys, threading, time
+address, port, daemon = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+listener = socket.socket()
+listener.bind((address, port))
+listener.listen(4)
+outcomes = []
+def accept():
+    try:
+        outcomes.append(listener.accept()[1][0])
+    except OSError as error:
+        outcomes.append(errno.errorcode[error.errno])
+def take():
+    accept()
+    return outcomes.pop()
+thread = threading.Thread(target=accept)
+thread.start()
+kinds = [selectors.SelectSelector, selectors.PollSelector, selectors.EpollSelector]
+watches = [kind() for kind in kinds]
+for watch in watches:
+    watch.register(listener, selectors.EVENT_READ)
+while os.path.exists("/proc/" + daemon):
+    time.sleep(0.01)
+def rests(wait):
+    used = time.process_time()
+    wait()
+    assert time.process_time() - used < 0.1, "waiting uses the processor"
+if address == "0.0.0.0":
+    rests(lambda: time.sleep(0.3))
+    with socket.create_connection(("127.0.0.1", port)):
+        thread.join()
+    assert outcomes.pop() == "127.0.0.1"
+    for watch in watches:
+        rests(lambda: watch.select(0.3) and sys.exit("readable without a connection"))
+        with socket.create_connection(("127.0.0.1", port)):
+            assert watch.select(20), watch
+            assert take() == "127.0.0.1"
+else:
+    thread.join()
+    assert outcomes.pop() == "ENODEV"
+    for watch in watches:
+        assert watch.select(20), watch
+        assert take() == "ENODEV"
+print("ended")
+"#;
+
+#[test]
+fn a_listener_fails_or_goes_on_with_the_kernel_when_the_daemon_is_gone() {
+    if !is_installed("python3", "python3") {
+        return;
+    }
+    for address in ["10.77.0.1", "0.0.0.0"] {
+        let mut daemon = Daemon::loopback();
+        let server = write_script(&daemon, "server.py", LISTENER_OF_AN_ENDED_DAEMON);
+        let (port, pid) = (free_port(), daemon.child.id());
+        let line = format!("--rsockets python3 {server} {address} {port} {pid}");
+        let server = Program::start(&daemon, &line);
+        await_listeners(&daemon, 1);
+        daemon.kill();
+        assert!(server.succeed().contains("ended"), "{address}");
+    }
+}
+
 #[test]
 fn iperf3_runs_over_rsockets() {
     if !is_installed("iperf3", "iperf3") {

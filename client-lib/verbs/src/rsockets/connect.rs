@@ -132,6 +132,8 @@ impl RsocketState {
                     early: VecDeque::new(),
                     kernel: None,
                     end: Arc::new(end),
+                    error: 0,
+                    is_channel_watched: true,
                 });
                 Ok(())
             }
@@ -433,7 +435,10 @@ impl Listening {
             return Attempt::Done(Ok(Accepted::Request(request, self.channel.clone())));
         }
         let Some(kernel) = &self.kernel else {
-            return Attempt::Wait;
+            return match self.error {
+                0 => Attempt::Wait,
+                errno => Attempt::Done(Err(errno)),
+            };
         };
         let (fd, null) = (kernel.as_raw_fd(), std::ptr::null_mut::<libc::sockaddr>());
         // SAFETY: a non-blocking listener; no address is requested.
@@ -450,14 +455,15 @@ impl Listening {
     /// Takes requests from the channel until one is queued; its descriptor shows whether there are
     /// more.
     pub fn take_requests(&mut self) {
-        while self.requests.is_empty() {
+        while self.requests.is_empty() && self.error == 0 {
             match self.channel.get_event(Some(Duration::ZERO)) {
                 Ok(CmEvent::ConnectRequest(request)) => self.requests.push_back(request),
                 Ok(CmEvent::RequestCancelled { request: number }) => {
                     self.requests.retain(|request| request.id() != number);
                 }
                 Ok(_) => {}
-                Err(_) => return,
+                Err(Error::Timeout) => return,
+                Err(error) => self.error = errno_of("raccept", &error),
             }
         }
     }

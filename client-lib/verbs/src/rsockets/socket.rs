@@ -9,8 +9,9 @@ use super::mappings::Mappings;
 use super::mark::Mark;
 use super::options::Options;
 use super::stream::Stream;
+use super::table;
 use super::watchers::Watchers;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw::{CmBinding, CmChannel, CmListener, ConnectionRequest};
 use std::collections::VecDeque;
@@ -81,6 +82,10 @@ pub struct Listening {
     pub kernel: Option<Arc<OwnedFd>>,
     /// An eventfd that becomes readable when the listener is shut down.
     pub end: Arc<OwnedFd>,
+    /// Why no more requests come, after the daemon has ended; 0 before.
+    pub error: c_int,
+    /// The channel makes the descriptor of the rsocket readable.
+    pub is_channel_watched: bool,
 }
 
 /// A connection accepted before the program calls raccept(3), with its addresses.
@@ -100,7 +105,8 @@ pub struct Connecting {
 enum EventSource {
     Completions(Arc<siw::CompletionChannel>),
     Connections(Arc<CmChannel>),
-    Requests(Arc<CmChannel>, Option<Arc<OwnedFd>>, Arc<OwnedFd>),
+    /// The channel (None after the daemon has ended), the kernel's listener and the listener's end.
+    Requests(Option<Arc<CmChannel>>, Option<Arc<OwnedFd>>, Arc<OwnedFd>),
 }
 
 /// Outcome of one attempt of a call that may have to wait.
@@ -259,7 +265,21 @@ impl Rsocket {
     pub fn readiness(&self) -> i16 {
         let mut state = self.lock();
         state.progress();
+        self.forget_ended_channel(&mut state);
         state.readiness()
+    }
+
+    /// After the daemon has ended, a listener of the kernel alone makes the descriptor readable.
+    fn forget_ended_channel(&self, state: &mut RsocketState) {
+        if let Phase::Listening(listening) = &mut state.phase
+            && listening.error != 0
+            && listening.kernel.is_some()
+            && std::mem::take(&mut listening.is_channel_watched)
+            && let Some(descriptor) = table::descriptor_of(self)
+        {
+            // Duplicates are of the same epoll instance. It fails if the program has closed them.
+            let _ = epoll::delete(table::borrow(descriptor), &*listening.channel);
+        }
     }
 
     /// As [`readiness`](Self::readiness), of a socket that is armed: every later change makes an event.
@@ -270,6 +290,7 @@ impl Rsocket {
         for _ in 0..2 {
             state.arm();
             state.progress();
+            self.forget_ended_channel(&mut state);
             ready = state.readiness();
             if state.arm() {
                 break;
@@ -330,7 +351,7 @@ impl RsocketState {
                 Some(EventSource::Connections(connecting.channel.clone()))
             }
             Phase::Listening(listening) => Some(EventSource::Requests(
-                listening.channel.clone(),
+                (listening.error == 0).then(|| listening.channel.clone()),
                 listening.kernel.clone(),
                 listening.end.clone(),
             )),
@@ -343,8 +364,9 @@ impl RsocketState {
             Phase::New | Phase::Bound(_) => libc::POLLOUT | libc::POLLHUP,
             Phase::Failed => libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
             Phase::Connecting(_) => 0,
-            Phase::Listening(listening) if listening.is_empty() => 0,
-            Phase::Listening(_) => libc::POLLIN,
+            Phase::Listening(listening) if !listening.is_empty() => libc::POLLIN,
+            Phase::Listening(listening) if listening.has_failed() => libc::POLLIN | libc::POLLERR,
+            Phase::Listening(_) => 0,
             Phase::Stream(stream) => {
                 let mut ready = 0;
                 if stream.can_receive() {
@@ -387,16 +409,18 @@ impl EventSource {
         self.descriptors().into_iter().all(is_open)
     }
 
-    /// The descriptors; for a listener those of the kernel's listener, if there is one, and of its end.
+    /// The descriptors; for a listener those of its channel and of the kernel's listener, if they are
+    /// there, and of its end.
     fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
         match self {
             EventSource::Completions(channel) => [channel.as_fd(); 3],
             EventSource::Connections(channel) => [channel.as_fd(); 3],
             EventSource::Requests(channel, kernel, end) => {
-                let kernel = kernel
+                let channel = channel
                     .as_ref()
-                    .map_or(channel.as_fd(), |kernel| kernel.as_fd());
-                [channel.as_fd(), kernel, end.as_fd()]
+                    .map_or(end.as_fd(), |channel| channel.as_fd());
+                let kernel = kernel.as_ref().map_or(end.as_fd(), |kernel| kernel.as_fd());
+                [channel, kernel, end.as_fd()]
             }
         }
     }
@@ -414,6 +438,11 @@ impl EventSource {
 }
 
 impl Listening {
+    /// Checks that no connection can come any more.
+    fn has_failed(&self) -> bool {
+        self.error != 0 && self.kernel.is_none()
+    }
+
     /// Checks that no connection waits to be accepted.
     fn is_empty(&self) -> bool {
         let of_kernel = self.kernel.as_ref().is_some_and(|kernel| {
@@ -434,14 +463,13 @@ pub fn to_timespec(duration: Duration) -> Timespec {
 
 /// Adds a source of events to the epoll instance that is the descriptor of the rsocket.
 pub fn add_to_descriptor(descriptor: impl AsFd, events: impl AsFd) -> Result<(), c_int> {
-    use rustix::event::epoll::{EventData, EventFlags, add};
-    add(descriptor, events, EventData::new_u64(0), EventFlags::IN)
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(descriptor, events, data, epoll::EventFlags::IN)
         .map_err(rustix::io::Errno::raw_os_error)
 }
 
 /// Creates the descriptor of a new rsocket.
 pub fn new_descriptor() -> Result<OwnedFd, c_int> {
-    use rustix::event::epoll::{CreateFlags, create};
     // CLOEXEC does not matter: the connection does not survive exec(3).
-    create(CreateFlags::CLOEXEC).map_err(rustix::io::Errno::raw_os_error)
+    epoll::create(epoll::CreateFlags::CLOEXEC).map_err(rustix::io::Errno::raw_os_error)
 }

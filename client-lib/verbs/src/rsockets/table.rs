@@ -116,6 +116,14 @@ pub fn all() -> Vec<Arc<Rsocket>> {
     entries.map(|entry| entry.socket.clone()).collect()
 }
 
+/// Returns a descriptor of an rsocket.
+pub fn descriptor_of(socket: &Rsocket) -> Option<RawFd> {
+    let table = TABLE.get().read().unwrap_or_else(PoisonError::into_inner);
+    let mut entries = table.iter().flatten();
+    let entry = entries.find(|entry| std::ptr::eq(&*entry.socket, socket))?;
+    Some(entry.descriptor.as_raw_fd())
+}
+
 /// Closes the rsockets whose descriptors the program has closed in another way.
 pub fn close_stale() {
     let count = {
