@@ -430,6 +430,11 @@ impl SeedRun {
         let flow = &mut self.flows[index];
         let salts = [host, 1 - host].map(|host| salt_of(&flow.ends, host));
         let (script, read_step) = (&flow.plan.scripts[host], flow.plan.read_step[host]);
+        // Old segments may be taken for a connection several times (SYN cookies); the one before has
+        // ended.
+        if let Some(before) = &mut flow.owners[host] {
+            before.release(&mut self.net);
+        }
         flow.owners[host] = Some(ScriptedOwner::new(id, host, now, script, read_step, salts));
     }
 
