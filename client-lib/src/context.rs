@@ -276,12 +276,6 @@ impl Context {
         self.0.check_alive()
     }
 
-    /// Waits until the daemon has closed the control socket; an ending daemon closes its descriptors one
-    /// after the other. Returns whether that was within `timeout`.
-    pub fn await_end(&self, timeout: Duration) -> bool {
-        !self.0.stays_alive(timeout)
-    }
-
     /// Checks that this process opened it: a child of fork(2) shares the descriptors with its parent,
     /// but none of its calls succeeds.
     pub fn is_of_this_process(&self) -> bool {
@@ -812,7 +806,7 @@ impl ClientInner {
 
     /// Waits for the end of the control socket. Returns whether it is still open after `timeout`.
     #[cold]
-    fn stays_alive(&self, timeout: Duration) -> bool {
+    pub(crate) fn stays_alive(&self, timeout: Duration) -> bool {
         if self.check_process().is_err() {
             return false;
         }

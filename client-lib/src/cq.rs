@@ -70,6 +70,14 @@ impl CompletionChannel {
     }
 }
 
+impl CompletionChannel {
+    /// Waits until the daemon has closed the control socket; an ending daemon closes its descriptors one
+    /// after the other. Returns whether that was within `timeout`.
+    pub fn await_end(&self, timeout: Duration) -> bool {
+        !self.client.stays_alive(timeout)
+    }
+}
+
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()

@@ -77,6 +77,16 @@ static void *wait_for_event(void *unused)
 	return unused;
 }
 
+/* Blocks until the channel is destroyed. */
+static void *wait_for_end(void *unused)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	expect(ibv_get_cq_event(channel, &cq, &context) == -1 && errno == EIO, "no event");
+	return unused;
+}
+
 static double cpu_seconds(void)
 {
 	struct timespec used;
@@ -146,7 +156,22 @@ int main(void)
 	expect(ibv_get_async_event(device, &async) == -1 && errno == EAGAIN, "none to take");
 	expect(fcntl(device->async_fd, F_GETFL) & O_NONBLOCK, "the flag stays");
 
-	expect(!ibv_destroy_cq(cq) && !ibv_destroy_comp_channel(channel) && !ibv_dealloc_pd(pd) &&
+	/* Destroyed under a thread that waits, which ends at once; its memory may be used again. */
+	expect(!ibv_destroy_cq(cq) && !ibv_destroy_comp_channel(channel), "destroying a channel");
+	for (n = 0; n < 10; n++) {
+		struct timespec begun, ended;
+
+		channel = ibv_create_comp_channel(device);
+		expect(channel && !pthread_create(&waiter, NULL, wait_for_end, NULL), "a waiter");
+		expect(!is_readable(channel->fd, 20), "nothing comes");
+		clock_gettime(CLOCK_MONOTONIC, &begun);
+		expect(!ibv_destroy_comp_channel(channel), "ibv_destroy_comp_channel");
+		memset(malloc(sizeof *channel), -1, sizeof *channel);
+		expect(!pthread_join(waiter, NULL), "the waiter ends");
+		clock_gettime(CLOCK_MONOTONIC, &ended);
+		expect(ended.tv_sec - begun.tv_sec < 5, "at once");
+	}
+	expect(!ibv_dealloc_pd(pd) &&
 	       !ibv_close_device(device), "destroying all");
 	printf("events are pollable\n");
 	return 0;

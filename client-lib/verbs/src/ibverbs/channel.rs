@@ -9,10 +9,11 @@ use crate::status::{errno_of, pointer_of, set_errno, wake_interval};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use siw::{CompletionChannel, Error};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,9 +24,16 @@ const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
 #[repr(C)]
 pub struct ChannelObject {
     abi: ibv_comp_channel,
+    shared: Arc<SharedChannel>,
+}
+
+/// What the queues of a channel and the threads that wait for its events share.
+pub struct SharedChannel {
     channel: Arc<CompletionChannel>,
     descriptor: EventDescriptor,
     queues: Mutex<ChannelQueues>,
+    /// The program has destroyed the channel, perhaps while a thread waits.
+    is_destroyed: AtomicBool,
 }
 
 /// The completion queues that raise events on a channel, by cookie. Cookies are not reused: events
@@ -56,6 +64,13 @@ impl ChannelObject {
         unsafe { &*channel.cast() }
     }
 
+    /// What its queues keep of it.
+    pub fn shared(&self) -> &Arc<SharedChannel> {
+        &self.shared
+    }
+}
+
+impl SharedChannel {
     fn lock_queues(&self) -> MutexGuard<'_, ChannelQueues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -180,6 +195,10 @@ impl ChannelObject {
         }
     }
 
+    fn is_destroyed(&self) -> bool {
+        self.is_destroyed.load(Ordering::Acquire)
+    }
+
     fn has_queues(&self) -> bool {
         !self.lock_queues().by_cookie.is_empty()
     }
@@ -197,9 +216,12 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
                 fd: descriptor.number(),
                 refcnt: 0,
             },
-            channel,
-            descriptor,
-            queues: Mutex::default(),
+            shared: Arc::new(SharedChannel {
+                channel,
+                descriptor,
+                queues: Mutex::default(),
+                is_destroyed: AtomicBool::new(false),
+            }),
         }))
     });
     pointer_of("ibv_create_comp_channel", channel).cast()
@@ -212,13 +234,16 @@ pub unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
         return 0;
     }
     // SAFETY: a channel of this library.
-    let object = unsafe { ChannelObject::from_abi(channel) };
-    let unused = if object.has_queues() {
+    let shared = unsafe { ChannelObject::from_abi(channel) }.shared();
+    let unused = if shared.has_queues() {
         Err(Error::Refused {
             errno: libc::EBUSY,
             reason: "completion queues still use the channel".into(),
         })
     } else {
+        // A thread that waits for events, as one of InfiniStore does, sees the end of the stream.
+        shared.is_destroyed.store(true, Ordering::Release);
+        let _ = shutdown(shared.channel.as_fd(), Shutdown::Read);
         // SAFETY: `create_channel` boxed it; the manual page forbids any later use.
         drop(unsafe { Box::from_raw(channel.cast::<ChannelObject>()) });
         Ok(())
@@ -236,8 +261,9 @@ pub unsafe fn get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
+    // The program may destroy the channel meanwhile.
     // SAFETY: a channel of this library.
-    let object = unsafe { ChannelObject::from_abi(channel) };
+    let object = unsafe { ChannelObject::from_abi(channel) }.shared().clone();
     // SAFETY: a channel's context is open.
     if unsafe { is_inherited((*channel).context) } {
         // The events are those of the parent.
@@ -252,11 +278,13 @@ pub unsafe fn get_cq_event(
         };
         let cookie = match read {
             Ok((cookie, 8)) => cookie,
+            Ok(_) if object.is_destroyed() => {
+                set_errno(libc::EIO);
+                return -1;
+            }
             // The daemon has ended.
             Ok(_) => {
-                // SAFETY: a channel's context is open.
-                let context = unsafe { ContextObject::from_abi((*channel).context) };
-                context.client().await_end(TIME_TO_END);
+                object.channel.await_end(TIME_TO_END);
                 let Some(last) = object.next_last_event() else {
                     // Pollers of the descriptor have been told.
                     object.descriptor.silence(object.channel.as_fd());

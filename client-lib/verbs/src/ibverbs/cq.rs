@@ -1,7 +1,7 @@
 //! Completion queues (ibv_create_cq(3), ibv_poll_cq(3), ibv_req_notify_cq(3)). Every queue can also
 //! be used as an extended one; those functions are in `cq_ex.rs`.
 
-use super::channel::ChannelObject;
+use super::channel::{ChannelObject, SharedChannel};
 use super::context::{ContextObject, is_inherited};
 use super::cq_ex::{Current, fill_extended};
 use super::users::{EventCount, Users};
@@ -9,6 +9,7 @@ use crate::abi::*;
 use crate::status::{errno_of, fail_errno, fail_with, pointer_of};
 use siw::{Cq, Error, Wc, WcFlags};
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A completion queue as programs see it: `struct ibv_cq_ex` begins like `struct ibv_cq`.
@@ -24,7 +25,7 @@ pub struct CqObject {
     pub events: EventCount,
     /// Asynchronous events.
     pub async_events: EventCount,
-    channel: Option<(&'static ChannelObject, u64)>,
+    channel: Option<(Arc<SharedChannel>, u64)>,
 }
 
 impl CqObject {
@@ -75,14 +76,18 @@ pub(super) unsafe fn create(
         return Err(Error::Invalid("unknown completion vector"));
     }
     let channel_object = (!channel.is_null())
-        // SAFETY: a channel of this library, which outlives its queues.
+        // SAFETY: a channel of this library.
         .then(|| unsafe { ChannelObject::from_abi(channel) });
-    let channel_object: Option<&'static ChannelObject> = channel_object;
-    let with_cookie = channel_object.map(|channel| (channel, channel.next_cookie()));
+    let with_cookie = channel_object.map(|channel| {
+        let shared = channel.shared().clone();
+        let cookie = shared.next_cookie();
+        (shared, cookie)
+    });
+    let of_library = with_cookie.as_ref();
     let cq = Cq::new(
         object.client(),
         cqe,
-        with_cookie.map(|(channel, cookie)| (channel.channel(), cookie)),
+        of_library.map(|(channel, cookie)| (channel.channel(), *cookie)),
     )?;
     // SAFETY: the struct is made of numbers, pointers and optional function pointers; a mutex and a
     // condition variable of zeros are initialised.
@@ -100,7 +105,7 @@ pub(super) unsafe fn create(
         users: Users::default(),
         events: EventCount::default(),
         async_events: EventCount::default(),
-        channel: with_cookie,
+        channel: with_cookie.clone(),
     });
     if let Some((channel, cookie)) = with_cookie {
         channel.attach(cookie, &queue);
@@ -142,12 +147,12 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         // SAFETY: its context is open.
         let context = unsafe { ContextObject::from_abi(queue.abi.context) };
         context.objects().cqs.remove(queue.cq.cq_id());
-        if let Some((channel, cookie)) = queue.channel {
-            channel.detach(cookie);
+        if let Some((channel, cookie)) = &queue.channel {
+            channel.detach(*cookie);
         }
         queue.events.wait_acknowledged();
         queue.async_events.wait_acknowledged();
-        let channel = queue.channel;
+        let channel = queue.channel.clone();
         // SAFETY: `create` boxed it; the manual page forbids any later use.
         drop(unsafe { Box::from_raw(cq.cast::<CqObject>()) });
         // No more events follow.
