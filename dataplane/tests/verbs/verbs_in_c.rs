@@ -445,6 +445,42 @@ int main(void)
 }
 "#;
 
+/// A thread that waits for the events of a closed device wakes when the daemon ends.
+const WAIT_ON_A_CLOSED_DEVICE: &str = r#"
+#include <pthread.h>
+static void *wait_for_event(void *context)
+{
+    struct ibv_async_event event;
+    CHECK(ibv_get_async_event(context, &event) == -1 && errno == EIO);
+    return NULL;
+}
+
+int main(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = list && list[0] ? ibv_open_device(list[0]) : NULL;
+    CHECK(context);
+    pthread_t waiter;
+    CHECK(pthread_create(&waiter, NULL, wait_for_event, context) == 0);
+    /* Nothing shows when the thread has begun to wait. */
+    poll(NULL, 0, 100);
+    CHECK(ibv_close_device(context) == 0);
+    /* The memory of the context is used again. */
+    for (size_t size = 16; size < 4096; size += 16) {
+        void *block = malloc(size);
+        CHECK(block);
+        memset(block, -1, size);
+    }
+    /* Tells the test that the program is ready. */
+    struct rdma_cm_id *id;
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0 && rdma_listen(id, 1) == 0);
+    CHECK(pthread_join(waiter, NULL) == 0);
+    return 0;
+}
+"#;
+
 #[test]
 fn descriptors_rest_when_the_daemon_is_gone() {
     if !can_compile() {
@@ -453,13 +489,15 @@ fn descriptors_rest_when_the_daemon_is_gone() {
     for source in [
         POLL_WHEN_THE_DAEMON_IS_GONE,
         POLL_VERBS_WHEN_THE_DAEMON_IS_GONE,
+        WAIT_ON_A_CLOSED_DEVICE,
         &format!("{TWO_ENDS}{WAIT_WHEN_THE_DAEMON_IS_GONE}"),
     ] {
         let mut daemon = Daemon::loopback();
         let line = compile_c(&daemon, "", source);
         let program = start_listening(&daemon, &line);
         daemon.kill();
-        program.succeed();
+        let said = program.succeed();
+        assert!(!said.contains("panicked"), "{said}");
     }
 }
 

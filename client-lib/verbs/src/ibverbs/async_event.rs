@@ -54,20 +54,28 @@ fn find_element(context: &ContextObject, event: &AsyncEvent) -> Option<(ibv_even
 pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
     // SAFETY: a context of this library.
     let object = unsafe { ContextObject::from_abi(context) };
+    // Programs close devices whose events another thread waits for. That thread goes on waiting, like a
+    // read of a descriptor that is closed meanwhile, and does not use the context when it wakes. (Those
+    // of rdma_get_devices, which share a connection, stay open.)
+    let (client, state) = (object.client().clone(), object.async_state().clone());
     loop {
         let nonblocking = object.async_descriptor().is_nonblocking();
         let got = match object.shared_events() {
-            Some(events) => events.get(object.client(), nonblocking),
+            Some(events) => events.get(&client, nonblocking),
             None => {
                 let timeout = nonblocking.then_some(Duration::ZERO);
-                let got = object.client().get_async_event(timeout);
+                let got = client.get_async_event(timeout);
                 got.inspect(|event| log_failure("asynchronous event", &event.reason))
             }
         };
+        if state.is_closed.load(Ordering::Acquire) {
+            set_errno(libc::EIO);
+            return -1;
+        }
         let found = match got {
             Ok(event) => find_element(object, &event),
             // The end of the daemon is reported once.
-            Err(Error::DaemonGone) if !object.fatal_reported.swap(true, Ordering::Relaxed) => {
+            Err(Error::DaemonGone) if !state.fatal_reported.swap(true, Ordering::Relaxed) => {
                 let port_num = PORT as c_int;
                 Some((IBV_EVENT_DEVICE_FATAL, Element { port_num }))
             }
@@ -88,7 +96,7 @@ pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_eve
         };
         if let Some((event_type, element)) = found {
             if event_type == IBV_EVENT_DEVICE_FATAL {
-                object.fatal_reported.store(true, Ordering::Relaxed);
+                state.fatal_reported.store(true, Ordering::Relaxed);
             }
             let event = ibv_async_event {
                 element,

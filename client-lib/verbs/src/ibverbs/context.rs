@@ -8,6 +8,7 @@ use crate::abi::{ibv_context, verbs_context};
 use crate::descriptor::EventDescriptor;
 use siw::Context;
 use std::mem::offset_of;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A context as programs see it. The struct of the header is at the end of `abi`: newer releases
@@ -19,10 +20,17 @@ pub struct ContextObject {
     client: Context,
     async_events: AsyncEvents,
     objects: Objects,
-    /// DEVICE_FATAL was delivered.
-    pub fatal_reported: AtomicBool,
+    async_state: Arc<AsyncState>,
     /// Number of completion counters created so far.
     counters: AtomicU32,
+}
+
+/// What a thread that waits for asynchronous events knows of the context, which another may close.
+#[derive(Default)]
+pub struct AsyncState {
+    /// DEVICE_FATAL was delivered.
+    pub fatal_reported: AtomicBool,
+    pub is_closed: AtomicBool,
 }
 
 /// Asynchronous events of a context.
@@ -66,7 +74,7 @@ impl ContextObject {
             client,
             async_events,
             objects: Objects::default(),
-            fatal_reported: AtomicBool::new(false),
+            async_state: Arc::default(),
             counters: AtomicU32::new(0),
         })
     }
@@ -99,6 +107,11 @@ impl ContextObject {
             AsyncEvents::Own(_) => None,
             AsyncEvents::Shared(events) => Some(events),
         }
+    }
+
+    /// State that outlives the context.
+    pub fn async_state(&self) -> &Arc<AsyncState> {
+        &self.async_state
     }
 
     /// The descriptor of asynchronous events.

@@ -9,6 +9,7 @@ use crate::descriptor::EventDescriptor;
 use crate::status::{errno_of, pointer_of};
 use siw::{Context, Error};
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
 
 /// Creates a context of `device`.
 pub fn new_context(
@@ -54,6 +55,10 @@ pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
     }
     // SAFETY: a context of this library, from `open_device`, which boxed it.
     let object = unsafe { ContextObject::from_abi(context) };
+    object
+        .async_state()
+        .is_closed
+        .store(true, Ordering::Release);
     let object = (&raw const *object).cast_mut();
     // SAFETY: as above; the manual page forbids any later use.
     drop(unsafe { Box::from_raw(object) });
