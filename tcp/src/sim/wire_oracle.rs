@@ -156,14 +156,15 @@ impl WireOracle {
                     flow.answered_anew = Some((from, view.seq));
                     return None;
                 }
-                // The SYN-ACK of a connection that replaced an earlier half-open one.
+                // The SYN-ACK of a connection that replaced an earlier half-open one. What arrived from the
+                // peer is known to it.
                 self.flows[known?].replaced =
                     self.flows[known?].sides[from].iss.map(|iss| (from, iss));
                 let side = &mut self.flows[known?].sides[from];
-                let (edge, received) = (side.edge, std::mem::take(&mut side.received));
                 *side = FlowSide {
-                    edge,
-                    received,
+                    edge: side.edge,
+                    received: std::mem::take(&mut side.received),
+                    newest_peer_tsval: side.newest_peer_tsval,
                     ..FlowSide::default()
                 };
                 return known;
@@ -922,6 +923,30 @@ mod tests {
             wire.pass(0, (11, 1), ACK, 10);
             assert_eq!(wire.oracle.held_up, [2 - other_timeouts, 0]);
         }
+    }
+
+    /// A SYN with a newer timestamp is answered without a cookie, and a late copy of the first follows.
+    #[test]
+    fn an_answer_to_a_late_syn_echoes_the_newest_timestamp() {
+        let mut wire = Wire::new();
+        let mut syn = |value| {
+            let frame = Wire::segment(0, (0, 0), SYN, Some(value), 0);
+            wire.send(0, &frame);
+        };
+        syn(100);
+        syn(200);
+        let answer = |at: u32, echo: u32| {
+            let stamps = [5u32, echo].map(u32::to_be_bytes).concat();
+            let options = [&[1, 1, 8, 10][..], &stamps].concat();
+            Wire::segment_with(1, (at, 1), SYN | ACK, &options, 0)
+        };
+        for (at, echo) in [(0, 100), (3000, 200)] {
+            assert_eq!(wire.send(1, &answer(at, echo)), None);
+        }
+        let late = Wire::segment(0, (0, 0), SYN, Some(100), 0);
+        wire.send(0, &late);
+        assert_eq!(wire.send(1, &answer(3000, 200)), None);
+        assert!(wire.send(1, &answer(3000, 201)).is_some());
     }
 
     /// A host that waited for its neighbour sends several connections' segments at once.
