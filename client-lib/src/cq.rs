@@ -68,9 +68,7 @@ impl CompletionChannel {
             Err(error) => Err(error.into()),
         }
     }
-}
 
-impl CompletionChannel {
     /// Waits until the daemon has closed the control socket; an ending daemon closes its descriptors one
     /// after the other. Returns whether that was within `timeout`.
     pub fn await_end(&self, timeout: Duration) -> bool {

@@ -20,10 +20,8 @@ impl Deadline {
 
     /// Time left as ppoll(2) takes it; None if unbounded.
     pub fn to_timespec(self) -> Option<Timespec> {
-        self.left().map(|left| Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        })
+        // A time that is too long for the kernel is unbounded too.
+        Timespec::try_from(self.left()?).ok()
     }
 
     pub fn has_passed(self) -> bool {

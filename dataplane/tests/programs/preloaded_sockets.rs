@@ -103,7 +103,7 @@ fn a_server_at_all_addresses_serves_both_kinds() {
 }
 
 /// A listener while the daemon is killed: a thread waits in accept(2), and three kinds of selectors watch
-/// it. Of a listener at all addresses, that of the kernel remains.
+/// it. The kernel's part of a listener at all addresses remains.
 const LISTENER_OF_AN_ENDED_DAEMON: &str = r#"
 import errno, os, selectors, socket, sys, threading, time
 address, port, daemon = sys.argv[1], int(sys.argv[2]), sys.argv[3]

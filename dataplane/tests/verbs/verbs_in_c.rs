@@ -305,6 +305,17 @@ fn a_queue_pair_can_be_stopped_right_after_rts() {
     }
 }
 
+/// Tells the test that the program is ready.
+const READINESS: &str = r#"
+static inline void start_listening(void)
+{
+    struct rdma_cm_id *id;
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0 && rdma_listen(id, 1) == 0);
+}
+"#;
+
 const POLL_WHEN_THE_DAEMON_IS_GONE: &str = r#"
 int main(void)
 {
@@ -344,11 +355,7 @@ int main(void)
         queues[i] = ibv_create_cq(context, 4, NULL, channel, 0);
         CHECK(queues[i] && ibv_req_notify_cq(queues[i], 0) == 0);
     }
-    /* Tells the test that the program is ready. */
-    struct rdma_cm_id *id;
-    struct sockaddr_in address = { .sin_family = AF_INET };
-    CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
-    CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0 && rdma_listen(id, 1) == 0);
+    start_listening();
     CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
     CHECK(fcntl(context->async_fd, F_SETFL, O_NONBLOCK) == 0);
     struct pollfd readable[2] = { { .fd = channel->fd, .events = POLLIN },
@@ -427,16 +434,12 @@ int main(void)
     /* Both messages have arrived, without events: the queue is not armed. */
     struct pollfd readable = { .fd = there.channel->fd, .events = POLLIN };
     CHECK(poll(&readable, 1, 0) == 0);
-    /* Tells the test that the program is ready. */
-    struct rdma_cm_id *id;
-    struct sockaddr_in address = { .sin_family = AF_INET };
-    CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
-    CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0 && rdma_listen(id, 1) == 0);
+    start_listening();
     take(&there, IBV_WC_SUCCESS);
     take(&there, IBV_WC_SUCCESS);
     take(&there, IBV_WC_WR_FLUSH_ERR);
     take(&there, IBV_WC_WR_FLUSH_ERR);
-    /* It is armed and empty. */
+    /* The queue is armed and empty. */
     struct ibv_cq *queue;
     void *user;
     CHECK(ibv_get_cq_event(there.channel, &queue, &user) == -1 && errno == EIO);
@@ -471,11 +474,7 @@ int main(void)
         CHECK(block);
         memset(block, -1, size);
     }
-    /* Tells the test that the program is ready. */
-    struct rdma_cm_id *id;
-    struct sockaddr_in address = { .sin_family = AF_INET };
-    CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
-    CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0 && rdma_listen(id, 1) == 0);
+    start_listening();
     CHECK(pthread_join(waiter, NULL) == 0);
     return 0;
 }
@@ -493,7 +492,7 @@ fn descriptors_rest_when_the_daemon_is_gone() {
         &format!("{TWO_ENDS}{WAIT_WHEN_THE_DAEMON_IS_GONE}"),
     ] {
         let mut daemon = Daemon::loopback();
-        let line = compile_c(&daemon, "", source);
+        let line = compile_c(&daemon, "", &format!("{READINESS}{source}"));
         let program = start_listening(&daemon, &line);
         daemon.kill();
         let said = program.succeed();

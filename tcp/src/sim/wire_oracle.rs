@@ -156,8 +156,8 @@ impl WireOracle {
                     flow.answered_anew = Some((from, view.seq));
                     return None;
                 }
-                // The SYN-ACK of a connection that replaced an earlier half-open one. What arrived from the
-                // peer is known to it.
+                // The SYN-ACK of a connection that replaced an earlier half-open one. The host remembers
+                // the peer's data and timestamps.
                 self.flows[known?].replaced =
                     self.flows[known?].sides[from].iss.map(|iss| (from, iss));
                 let side = &mut self.flows[known?].sides[from];

@@ -27,7 +27,7 @@ pub struct ChannelObject {
     shared: Arc<SharedChannel>,
 }
 
-/// What the queues of a channel and the threads that wait for its events share.
+/// State of a channel that its queues and the threads that wait for its events share.
 pub struct SharedChannel {
     channel: Arc<CompletionChannel>,
     descriptor: EventDescriptor,
@@ -64,7 +64,7 @@ impl ChannelObject {
         unsafe { &*channel.cast() }
     }
 
-    /// What its queues keep of it.
+    /// The state that its queues share.
     pub fn shared(&self) -> &Arc<SharedChannel> {
         &self.shared
     }

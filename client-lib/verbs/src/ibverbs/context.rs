@@ -25,7 +25,7 @@ pub struct ContextObject {
     counters: AtomicU32,
 }
 
-/// What a thread that waits for asynchronous events knows of the context, which another may close.
+/// State that a thread which waits for asynchronous events keeps when another closes the context.
 #[derive(Default)]
 pub struct AsyncState {
     /// DEVICE_FATAL was delivered.

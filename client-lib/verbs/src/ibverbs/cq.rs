@@ -83,11 +83,12 @@ pub(super) unsafe fn create(
         let cookie = shared.next_cookie();
         (shared, cookie)
     });
-    let of_library = with_cookie.as_ref();
     let cq = Cq::new(
         object.client(),
         cqe,
-        of_library.map(|(channel, cookie)| (channel.channel(), *cookie)),
+        with_cookie
+            .as_ref()
+            .map(|(channel, cookie)| (channel.channel(), *cookie)),
     )?;
     // SAFETY: the struct is made of numbers, pointers and optional function pointers; a mutex and a
     // condition variable of zeros are initialised.
@@ -105,10 +106,10 @@ pub(super) unsafe fn create(
         users: Users::default(),
         events: EventCount::default(),
         async_events: EventCount::default(),
-        channel: with_cookie.clone(),
+        channel: with_cookie,
     });
-    if let Some((channel, cookie)) = with_cookie {
-        channel.attach(cookie, &queue);
+    if let Some((channel, cookie)) = &queue.channel {
+        channel.attach(*cookie, &queue);
     }
     object
         .objects()

@@ -82,7 +82,7 @@ pub struct Listening {
     pub kernel: Option<Arc<OwnedFd>>,
     /// An eventfd that becomes readable when the listener is shut down.
     pub end: Arc<OwnedFd>,
-    /// Why no more requests come, after the daemon has ended; 0 before.
+    /// Error of accepting connections, once the daemon has ended; 0 before.
     pub error: c_int,
     /// The channel makes the descriptor of the rsocket readable.
     pub is_channel_watched: bool,
@@ -269,7 +269,8 @@ impl Rsocket {
         state.readiness()
     }
 
-    /// After the daemon has ended, a listener of the kernel alone makes the descriptor readable.
+    /// Stops watching the channel of an ended daemon beside a listener of the kernel, which alone makes
+    /// the descriptor readable then.
     fn forget_ended_channel(&self, state: &mut RsocketState) {
         if let Phase::Listening(listening) = &mut state.phase
             && listening.error != 0
