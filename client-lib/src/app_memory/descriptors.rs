@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -15,14 +15,12 @@ use siw_shm::shared_memory::PAGE;
 /// A file that private pages were remapped to.
 pub(super) struct RemappedFile {
     pub id: MappedFileId,
-    pub fd: OwnedFd,
     /// Registrations of each page, of all contexts.
     users: Vec<u32>,
 }
 
 /// Files that private pages were remapped to, of all contexts, including closed ones: pages stay
-/// remapped while any region has them, and another context can register them through these
-/// descriptors.
+/// remapped while any region has them, and another context can register them too.
 static REMAPPED_FILES: Mutex<Vec<RemappedFile>> = Mutex::new(Vec::new());
 
 /// Maximum number of [`REMAPPED_FILES`] that [`is_remapped_file`] finds.
@@ -51,11 +49,10 @@ pub(super) fn lock_files() -> RemappedFiles {
     lock_unpoisoned(&REMAPPED_FILES)
 }
 
-/// Keeps the descriptor of a file of `len` bytes that pages are remapped to.
-pub(super) fn keep_file(id: MappedFileId, fd: BorrowedFd<'_>, len: usize) -> io::Result<()> {
+/// Lists a file of `len` bytes that pages are remapped to.
+pub(super) fn list_file(id: MappedFileId, len: usize) {
     let file = RemappedFile {
         id,
-        fd: fd.try_clone_to_owned()?,
         users: vec![0; len / PAGE],
     };
     let mut files = lock_unpoisoned(&REMAPPED_FILES);
@@ -69,7 +66,6 @@ pub(super) fn keep_file(id: MappedFileId, fd: BorrowedFd<'_>, len: usize) -> io:
         KNOWN_LEN.fetch_max(place + 1, Ordering::Release);
     }
     files.push(file);
-    Ok(())
 }
 
 /// Forgets a file without remapped pages.
@@ -141,11 +137,7 @@ pub(super) fn open_process_memory() -> io::Result<OwnedFd> {
 /// Opens the mapped file, if it is in memory: the daemon maps no other files.
 pub(super) fn open_mapped_file(vma: &Vma) -> Option<OwnedFd> {
     let id = vma.file?;
-    let kept = lock_unpoisoned(&REMAPPED_FILES)
-        .iter()
-        .find(|file| file.id == id)
-        .and_then(|file| file.fd.try_clone().ok());
-    kept.or_else(|| open_map_file(vma))
+    open_map_file(vma)
         .or_else(|| open_path(vma).filter(|fd| is_file(fd, id)))
         .or_else(|| find_open_file(vma, id))
         .filter(|fd| is_file(fd, id) && siw_shm::SharedMemory::is_memory_file(fd.as_fd()))

@@ -4,6 +4,8 @@
 //! writable mapping any more, and write(2) and fallocate(2) no longer change its pages. mremap(2)
 //! with an old length of 0 still duplicates a shared mapping with its access. Therefore each file is
 //! mapped once before it is sealed, without access to its pages, and later mappings are duplicates.
+//! The mapping keeps the file, so no descriptor stays open: programs close descriptors that they do not
+//! know, and use their numbers anew.
 //!
 //! Everything here makes system calls through rustix and allocates no memory: see [`super::remap`].
 //!
@@ -12,7 +14,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
 use rustix::io::Errno;
@@ -23,7 +25,6 @@ use super::process::process_generation;
 /// A file of the daemon, mapped as a whole without access to its pages.
 #[derive(Debug)]
 pub(super) struct MappedFile {
-    fd: OwnedFd,
     range: Range<usize>,
     /// A child of fork(2) does not have the mapping.
     generation: u32,
@@ -31,12 +32,11 @@ pub(super) struct MappedFile {
 
 impl MappedFile {
     /// Maps a file of `len` bytes, which the daemon has not sealed yet.
-    pub fn map(fd: OwnedFd, len: usize) -> io::Result<MappedFile> {
+    pub fn map(fd: &OwnedFd, len: usize) -> io::Result<MappedFile> {
         let (prot, flags) = (ProtFlags::empty(), MapFlags::SHARED);
         // SAFETY: a new mapping.
-        let start = unsafe { rustix::mm::mmap(null_mut(), len, prot, flags, &fd, 0) }?;
+        let start = unsafe { rustix::mm::mmap(null_mut(), len, prot, flags, fd, 0) }?;
         let file = MappedFile {
-            fd,
             range: start as usize..start as usize + len,
             generation: process_generation(),
         };
@@ -57,8 +57,6 @@ impl MappedFile {
     /// # Errors
     /// No memory or addresses are left.
     pub fn duplicate(&self, offset: u64, len: usize) -> Result<Duplicate, Errno> {
-        let flags = rustix::fs::FallocateFlags::empty();
-        rustix::fs::fallocate(&self.fd, flags, offset, len as u64)?;
         let from = self.range.start + offset as usize;
         let duplicate = Duplicate::of_mapping(from, len)?;
         let start = duplicate.start as *mut c_void;
@@ -67,14 +65,11 @@ impl MappedFile {
             unsafe { rustix::mm::madvise(start, len, advice) }?;
         }
         duplicate.set_access(ProtFlags::READ | ProtFlags::WRITE)?;
-        populate_pages(&duplicate.left);
-        Ok(duplicate)
-    }
-}
-
-impl AsFd for MappedFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        match populate_pages(&duplicate.left) {
+            // Before Linux 5.14 pages are allocated when they are written.
+            Ok(()) | Err(Errno::INVAL) => Ok(duplicate),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -88,11 +83,21 @@ impl Drop for MappedFile {
     }
 }
 
-/// Populates the pages of a range for writing, as far as there is memory.
-pub(super) fn populate_pages(range: &Range<usize>) {
+/// Populates the pages of a range for writing.
+///
+/// # Errors
+/// Not all of them are: no memory is left, or the kernel is older than Linux 5.14 (EINVAL).
+pub(super) fn populate_pages(range: &Range<usize>) -> Result<(), Errno> {
     let address = range.start as *mut c_void;
     // SAFETY: changes no content.
-    let _ = unsafe { rustix::mm::madvise(address, range.len(), Advice::LinuxPopulateWrite) };
+    unsafe { rustix::mm::madvise(address, range.len(), Advice::LinuxPopulateWrite) }
+}
+
+/// Maps the pages of a range that the file has, as far as possible.
+pub(super) fn populate_pages_for_reading(range: &Range<usize>) {
+    let address = range.start as *mut c_void;
+    // SAFETY: changes no content.
+    let _ = unsafe { rustix::mm::madvise(address, range.len(), Advice::LinuxPopulateRead) };
 }
 
 /// A further mapping of a part of a file, until its pages are moved to where they are used.

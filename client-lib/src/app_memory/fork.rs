@@ -27,7 +27,7 @@
 //! anyway, so no copies are made; neither are they for programs that call clone(2) directly.
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, RawFd};
+use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::{MutexGuard, Once};
 
@@ -245,7 +245,6 @@ impl ForkUnderWay {
         if let Some(file) = find_file(&self.files, mapping) {
             let pages = SharedPages {
                 pages: mapping.range.clone(),
-                file: file.fd.as_fd(),
                 id: file.id,
                 offset: mapping.offset,
                 prot: mapping.prot(),

@@ -45,8 +45,9 @@ use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use siw_shm::SharedMemory;
 use siw_shm::control::{
-    AddExtents, AllocArena, ExtentMethod, FreeArena, IMPORT_FILE, IMPORT_PROCESS, ImportMemory,
-    MAX_EXTENTS, MemoryExtent, ProtoError, RegMemory, Text,
+    AddExtents, AllocArena, ExtentMethod, FEATURE_OWN_FILES, FreeArena, IMPORT_FILE,
+    IMPORT_PROCESS, ImportMemory, ImportOwnFile, MAX_EXTENTS, MemoryExtent, ProtoError, RegMemory,
+    Text,
 };
 use siw_shm::shared_memory::PAGE;
 use state::State;
@@ -243,18 +244,38 @@ fn register_parts(
 
 /// Has the daemon map the file behind a part of a shared mapping, if possible.
 fn import_mapping(ctx: &ClientInner, vma: &Vma, bytes: &Range<usize>) -> Option<MemoryExtent> {
-    let fd = descriptors::open_mapped_file(vma)?;
-    let page = SharedMemory::file_page_size(fd.as_fd()).ok()?;
     let first = vma.offset_of(bytes.start);
-    let offset = first / page * page;
-    let end = (first + bytes.len() as u64).next_multiple_of(page);
-    let import = ImportMemory {
-        kind: IMPORT_FILE,
-        writable: vma.writable.into(),
-        offset,
-        len: end - offset,
+    let pages_of = |page: u64| {
+        let offset = first / page * page;
+        (offset, (first + bytes.len() as u64).next_multiple_of(page))
     };
-    let reply = ctx.call_with_fd(&import, fd.as_fd()).ok()?;
+    let remapped = vma.file.filter(|id| descriptors::is_remapped(*id));
+    let (reply, offset) = if let Some(id) = remapped {
+        // The daemon made it, for another context of this process.
+        let (offset, end) = pages_of(PAGE as u64);
+        let (major, minor) = id.device();
+        let import = ImportOwnFile {
+            device_major: major,
+            device_minor: minor,
+            inode: id.inode(),
+            writable: vma.writable.into(),
+            reserved: 0,
+            offset,
+            len: end - offset,
+        };
+        let known = ctx.has_feature(FEATURE_OWN_FILES);
+        (known.then(|| ctx.call_daemon(&import))?.ok()?.0, offset)
+    } else {
+        let fd = descriptors::open_mapped_file(vma)?;
+        let (offset, end) = pages_of(SharedMemory::file_page_size(fd.as_fd()).ok()?);
+        let import = ImportMemory {
+            kind: IMPORT_FILE,
+            writable: vma.writable.into(),
+            offset,
+            len: end - offset,
+        };
+        (ctx.call_with_fd(&import, fd.as_fd()).ok()?, offset)
+    };
     Some(MemoryExtent {
         arena: reply.id,
         method: ExtentMethod::Shared as u32,
@@ -587,7 +608,7 @@ impl State {
             self.windows.mark_used(&window);
         }
         if vma.writable {
-            duplicate::populate_pages(pages);
+            let _ = duplicate::populate_pages(pages);
         }
         remap::split_mapped_chunk(pages);
     }
@@ -643,13 +664,10 @@ impl State {
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         let id = MappedFileId::of_file(&fd)?;
         let arena = reply.arena;
-        let mapped = MappedFile::map(fd, len).and_then(|mapped| {
-            descriptors::keep_file(id, mapped.as_fd(), len)?;
-            Ok(mapped)
-        });
-        let mapped = mapped.inspect_err(|_| {
+        let mapped = MappedFile::map(&fd, len).inspect_err(|_| {
             ctx.post_unanswered(&FreeArena { arena, reserved: 0 });
         })?;
+        descriptors::list_file(id, len);
         self.windows.add_file(id, arena, mapped, len);
         Ok(())
     }
@@ -726,9 +744,9 @@ impl State {
         let mut list = Vec::new();
         for part in unused {
             let pages = part.address..part.address + (part.bytes.end - part.bytes.start) as usize;
-            let Some(file) = files.iter().find(|file| file.id == part.file) else {
+            if !files.iter().any(|file| file.id == part.file) {
                 continue;
-            };
+            }
             let around = pages.start.saturating_sub(PAGE)..pages.end.saturating_add(PAGE);
             let vmas = list_vmas(&around).unwrap_or_default();
             let is_private = |page: usize| {
@@ -753,7 +771,6 @@ impl State {
                 found.push((part.file, offset, here.clone()));
                 list.push(restore::SharedPages {
                     pages: here,
-                    file: file.fd.as_fd(),
                     offset,
                     prot: vma.prot(),
                     id: part.file,

@@ -500,7 +500,7 @@ fn replace_taken(
 ) -> Result<KeptPages, Errno> {
     // A page shared with a child of fork(2) or merged by KSM is refused like a pinned one. Such a
     // page is never pinned for writing, and becomes private here.
-    populate_pages(range);
+    let _ = populate_pages(range);
     let room = Room::reserve(range)?;
     let pages = room.make_accessible(new.prot)?;
     register_range(uffd, &pages, MODE_MISSING)?;
@@ -771,7 +771,7 @@ fn replace_protected(
 ) -> Result<(), Errno> {
     // Missing pages cannot be protected, so they are populated first; a thread that faults in a
     // page freed meanwhile blocks.
-    populate_pages(range);
+    let _ = populate_pages(range);
     register_range(uffd, range, MODE_MISSING | MODE_WRITE_PROTECT)?;
     let mapped = protect_range(uffd, range)
         .and_then(|()| check_no_pins())

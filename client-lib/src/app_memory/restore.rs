@@ -20,7 +20,7 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -28,15 +28,14 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use siw_shm::shared_memory::PAGE;
 
 use super::calls::MAPPINGS;
-use super::duplicate::{Duplicate, populate_pages};
+use super::duplicate::{Duplicate, populate_pages, populate_pages_for_reading};
 use super::remap::*;
 use super::vma::{MappedFileId, find_mapping};
 
 /// Pages to give back.
 #[derive(Debug)]
-pub(super) struct SharedPages<'a> {
+pub(super) struct SharedPages {
     pub pages: Range<usize>,
-    pub file: BorrowedFd<'a>,
     pub id: MappedFileId,
     pub offset: u64,
     pub prot: ProtFlags,
@@ -71,7 +70,7 @@ impl Restorer {
 }
 
 /// Gives pages back; returns those that are private again, in the order of `list`.
-pub(super) fn give_back(list: &[SharedPages<'_>]) -> Vec<Range<usize>> {
+pub(super) fn give_back(list: &[SharedPages]) -> Vec<Range<usize>> {
     let (Ok(restorer), Ok(maps)) = (Restorer::open(), File::open("/proc/self/maps")) else {
         return Vec::new();
     };
@@ -90,9 +89,9 @@ pub(super) fn give_back(list: &[SharedPages<'_>]) -> Vec<Range<usize>> {
 }
 
 fn give_back_all(
-    list: &[SharedPages<'_>],
+    list: &[SharedPages],
     maps: &File,
-    mut give_back: impl FnMut(&SharedPages<'_>) -> Result<(), Errno>,
+    mut give_back: impl FnMut(&SharedPages) -> Result<(), Errno>,
 ) -> Vec<Range<usize>> {
     let mut given = Vec::new();
     for whole in list {
@@ -123,7 +122,7 @@ fn give_back_all(
 }
 
 /// Checks that the pages are still mapped as they were: the program may have discarded them.
-fn check_mapping(maps: &File, part: &SharedPages<'_>) -> Result<(), Errno> {
+fn check_mapping(maps: &File, part: &SharedPages) -> Result<(), Errno> {
     let is_there = find_mapping(maps, part.pages.start)?.is_some_and(|found| {
         found.range.start <= part.pages.start
             && found.range.end >= part.pages.end
@@ -176,7 +175,7 @@ fn read_report(uffd: &OwnedFd, stopped: &OwnedFd) -> bool {
 }
 
 /// Maps the pages of a part once more, to copy them or to put them back.
-fn duplicate(part: &SharedPages<'_>) -> Result<Duplicate, Errno> {
+fn duplicate(part: &SharedPages) -> Result<Duplicate, Errno> {
     let view = Duplicate::of_pages(&part.pages)?;
     if !part.prot.contains(ProtFlags::READ) {
         view.set_access(ProtFlags::READ)?;
@@ -185,7 +184,7 @@ fn duplicate(part: &SharedPages<'_>) -> Result<Duplicate, Errno> {
 }
 
 /// Maps the file again for the pages from `done` on.
-fn put_back(part: &SharedPages<'_>, view: &mut Duplicate, done: usize) -> Result<(), Errno> {
+fn put_back(part: &SharedPages, view: &mut Duplicate, done: usize) -> Result<(), Errno> {
     if !part.prot.contains(ProtFlags::READ) {
         view.set_access(part.prot)?;
     }
@@ -193,7 +192,7 @@ fn put_back(part: &SharedPages<'_>, view: &mut Duplicate, done: usize) -> Result
 }
 
 /// Moves the pages of the room over a mapping of the file. After an error the file is mapped there.
-fn move_over(part: &SharedPages<'_>, room: &mut Room, view: &mut Duplicate) -> Result<(), Errno> {
+fn move_over(part: &SharedPages, room: &mut Room, view: &mut Duplicate) -> Result<(), Errno> {
     let to = part.pages.start as *mut c_void;
     // SAFETY: the destination is a mapping of the file, whose content the caller puts in its place.
     if let Err(error) = unsafe { room.move_away(to) } {
@@ -204,7 +203,7 @@ fn move_over(part: &SharedPages<'_>, room: &mut Room, view: &mut Duplicate) -> R
     Ok(())
 }
 
-fn give_back_missing(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno> {
+fn give_back_missing(uffd: &OwnedFd, part: &SharedPages) -> Result<(), Errno> {
     let mut view = duplicate(part)?;
     let mut room = Room::reserve(&part.pages)?;
     let missing = room.make_accessible(part.prot)?;
@@ -230,7 +229,7 @@ fn give_back_missing(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno
 }
 
 /// Copies the file's pages to missing pages.
-fn copy_missing(uffd: &OwnedFd, part: &SharedPages<'_>, view: &mut Duplicate) -> Result<(), Errno> {
+fn copy_missing(uffd: &OwnedFd, part: &SharedPages, view: &mut Duplicate) -> Result<(), Errno> {
     let mut done = 0;
     while done < part.pages.len() {
         let from = view.start() + done;
@@ -248,12 +247,12 @@ fn copy_missing(uffd: &OwnedFd, part: &SharedPages<'_>, view: &mut Duplicate) ->
     Ok(())
 }
 
-fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno> {
+fn give_back_protected(uffd: &OwnedFd, part: &SharedPages) -> Result<(), Errno> {
     let mut view = duplicate(part)?;
     let mut room = Room::reserve(&part.pages)?;
     let range = room.make_accessible(ProtFlags::READ | ProtFlags::WRITE)?;
     let copy = range.start as *mut c_void;
-    populate_pages(&range);
+    let _ = populate_pages(&range);
     register_range(uffd, &part.pages, MODE_WRITE_PROTECT)?;
     let prot = MprotectFlags::from_bits_retain(part.prot.bits());
     let given = protect_range(uffd, &part.pages).and_then(|()| {
@@ -270,54 +269,33 @@ fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Err
     given
 }
 
-/// Gives pages back in a process without other threads: nothing has to block. Allocates no memory.
+/// Gives pages back that no other thread uses meanwhile: nothing has to block. Allocates no memory.
 /// After an error the file is mapped.
-pub(super) fn give_back_alone(part: &SharedPages<'_>) -> Result<(), Errno> {
-    // Fails where the process has as many mappings as it may have. A child of fork(2) has to get its
-    // own pages regardless.
-    let view = duplicate(part);
+pub(super) fn give_back_alone(part: &SharedPages) -> Result<(), Errno> {
+    let mut view = duplicate(part)?;
+    // A copy would take a fault for each page.
+    populate_pages_for_reading(&(view.start()..view.start() + part.pages.len()));
     let (start, len) = (part.pages.start as *mut c_void, part.pages.len());
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-    // SAFETY: this thread, the only one, uses no memory but its stack until the content is back.
+    // SAFETY: no other thread uses the pages, and this one only its stack until the content is back.
     let given = unsafe {
-        rustix::mm::mmap_anonymous(start, len, prot, flags)?;
-        read_pages(part).and_then(|()| {
+        rustix::mm::mmap_anonymous(start, len, prot, flags).and_then(|_| {
+            populate_pages(&part.pages).or_else(|error| match error {
+                Errno::INVAL => Ok(()),
+                error => Err(error),
+            })?;
+            let from = view.start() as *const u8;
+            std::ptr::copy_nonoverlapping(from, start.cast(), len);
             let prot = MprotectFlags::from_bits_retain(part.prot.bits());
             rustix::mm::mprotect(start, len, prot)
         })
     };
-    match (given, view) {
-        (Ok(()), _) => Ok(()),
-        (Err(error), Ok(mut view)) => put_back(part, &mut view, 0).and(Err(error)),
-        // The program's memory cannot be put back.
-        (Err(_), Err(_)) => std::process::abort(),
-    }
-}
-
-/// Reads the file's pages by a system call: a copy through a mapping takes two faults for each page.
-///
-/// # Safety
-/// The pages are writable memory that no other thread uses.
-unsafe fn read_pages(part: &SharedPages<'_>) -> Result<(), Errno> {
-    let mut done = 0;
-    while done < part.pages.len() {
-        let to = (part.pages.start + done) as *mut u8;
-        // SAFETY: the caller's promise. The bytes are only handed to the kernel.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(to, part.pages.len() - done) };
-        match rustix::io::pread(part.file, bytes, part.offset + done as u64) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(read) => done += read,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
+    given.or_else(|error| put_back(part, &mut view, 0).and(Err(error)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::ptr::null_mut;
 
     use super::*;
@@ -337,7 +315,6 @@ mod tests {
                 .unwrap();
         let part = SharedPages {
             pages: target as usize..target as usize + PAGE,
-            file: file.as_fd(),
             id: MappedFileId::of_file(&file).unwrap(),
             offset: 0,
             prot,

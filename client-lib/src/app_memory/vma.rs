@@ -27,6 +27,16 @@ impl MappedFileId {
         )
     }
 
+    /// Major and minor number of the device.
+    pub fn device(self) -> (u32, u32) {
+        (self.major, self.minor)
+    }
+
+    /// Inode on the device.
+    pub fn inode(self) -> u64 {
+        self.inode
+    }
+
     /// Identity of an open file.
     pub fn of_file(fd: impl AsFd) -> io::Result<MappedFileId> {
         Ok(MappedFileId::from_status(&rustix::fs::fstat(fd)?))

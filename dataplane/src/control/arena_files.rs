@@ -58,7 +58,15 @@ impl ArenaFiles {
 
     /// Finds the arena behind a descriptor that a process has sent.
     pub(super) fn find(&self, fd: impl AsFd, sender: PeerCredentials) -> Option<Arc<SharedMemory>> {
-        let id = id_of(fd.as_fd())?;
+        self.find_by_id(id_of(fd.as_fd())?, sender)
+    }
+
+    /// Finds an arena that was made for the process.
+    pub(super) fn find_by_id(
+        &self,
+        id: FileId,
+        sender: PeerCredentials,
+    ) -> Option<Arc<SharedMemory>> {
         let files = self.lock();
         let found = files.get(&id)?;
         let is_owner = (found.owner.pid, found.owner.uid) == (sender.pid, sender.uid);

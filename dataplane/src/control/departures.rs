@@ -448,7 +448,7 @@ fn free_client(context: &mut Context, departing: DepartingClient) {
         && client.account.amount(Quota::QueuePairs) < FEW_QUEUE_PAIRS
         && client.account.amount(Quota::Descriptors) < FEW_DESCRIPTORS
         // The last descriptor of a file frees all its pages, however little of it was mapped.
-        && client.arenas.values().all(|arena| !arena.imported && arena.external.is_none());
+        && client.arenas.values().all(|arena| !arena.origin.is_imported() && arena.external.is_none());
     if is_small && !departing.slow_to_close {
         drop((client, departing.entries));
         context.resources.ledger.close(account);

@@ -12,12 +12,12 @@ use siw_shm::{Access, SharedMemory};
 
 use super::context::Context;
 use super::heap;
-use super::helpers::{DisposalQueue, FilePart, Helpers, MemoryOrder, MemorySource};
+use super::helpers::{DisposalQueue, FilePart, FileSource, Helpers, MemoryOrder, MemorySource};
 use super::memory::{Memory, add_arena, add_region, arena_amounts, check_access, own_arena};
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::refusal::Refusal;
-use super::regions::{ClientProcess, MemoryRegion, RegionExtents};
+use super::regions::{ArenaOrigin, ClientProcess, MemoryRegion, RegionExtents};
 use super::replies::{EMPTY, Outcome, Served, send_reply};
 use super::resources::{Client, Resources};
 use crate::config::ProcessMemoryPolicy;
@@ -32,6 +32,11 @@ const MOST_EXTENTS: usize = 4096;
 /// configuration allows more.
 fn is_trusted(uid: u32, policy: ProcessMemoryPolicy) -> bool {
     policy == ProcessMemoryPolicy::All || uid == 0 || uid == nix::unistd::geteuid().as_raw()
+}
+
+/// Checks that workers may access an arena by another mapping of its file.
+fn is_own_file(arena: &Arc<SharedMemory>) -> bool {
+    !arena.is_huge() && arena.own_pages().is_ok()
 }
 
 /// What was received with a descriptor.
@@ -130,50 +135,87 @@ impl Memory {
     ) -> Outcome {
         let client = context.resources.client_mut(id)?;
         let (uid, peer) = (client.account.uid(), client.peer);
-        // Pages that replace private ones may belong to another context of the same process.
-        let arena = context.resources.arena_files.find(&fd, peer);
-        let arena = arena.filter(|arena| !arena.is_huge() && arena.own_pages().is_ok());
-        if arena.is_none()
-            && !is_trusted(uid, self.process_memory)
-            && !SharedMemory::has_short_faults(fd.as_fd())
-        {
-            dispose_descriptor(&context.helpers, uid, fd);
-            return Err(untrusted());
-        }
-        let amounts = arena_amounts(request.len);
-        if let Err(refusal) = context.resources.charge(id, &amounts) {
-            dispose_descriptor(&context.helpers, uid, fd);
-            return Err(refusal);
-        }
-        let (offset, is_writable) = (request.offset, request.writable != 0);
-        let part = |file| FilePart {
-            file,
-            arena,
-            offset,
+        let mut part = FilePart {
+            source: FileSource::Client(fd),
+            offset: request.offset,
             len: request.len,
-            is_writable,
+            is_writable: request.writable != 0,
         };
+        let FileSource::Client(fd) = &part.source else {
+            return Err(untrusted());
+        };
+        // Pages that replace private ones may belong to another context of the same process.
+        let arena = context.resources.arena_files.find(fd, peer);
+        let arena = arena.filter(is_own_file);
+        let is_allowed = arena.is_some()
+            || is_trusted(uid, self.process_memory)
+            || SharedMemory::has_short_faults(fd.as_fd());
+        // Keeps the file until a helper closes it where the import fails, or is of the daemon's file.
+        let last = fd.try_clone();
+        if let Some(arena) = arena {
+            part.source = FileSource::Arena(arena);
+        }
+        let imported = match is_allowed {
+            true => self.import_part(context, id, seq, part, ArenaOrigin::Imported),
+            false => Err(untrusted()),
+        };
+        if let (Err(_), Ok(last)) = (&imported, last) {
+            dispose_descriptor(&context.helpers, uid, last);
+        }
+        imported
+    }
+
+    /// Lets a client use memory that another connection of its process has registered.
+    pub(super) fn import_own_file(
+        &self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        request: &m::ImportOwnFile,
+    ) -> Outcome {
+        let peer = context.resources.client_mut(id)?.peer;
+        let device =
+            nix::sys::stat::makedev(request.device_major.into(), request.device_minor.into());
+        let file = (device, request.inode);
+        let found = context.resources.arena_files.find_by_id(file, peer);
+        let arena = found.filter(is_own_file).ok_or_else(|| {
+            Refusal::new(libc::ENOENT, "no connection of this process has the file")
+        })?;
+        let part = FilePart {
+            source: FileSource::Arena(arena),
+            offset: request.offset,
+            len: request.len,
+            is_writable: request.writable != 0,
+        };
+        self.import_part(context, id, seq, part, ArenaOrigin::OwnFile)
+    }
+
+    fn import_part(
+        &self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        part: FilePart,
+        origin: ArenaOrigin,
+    ) -> Outcome {
+        let len = part.len;
+        context.resources.charge(id, &arena_amounts(len))?;
         // Mapping memory for NICs pins all of its pages.
         if self.ports_use_dma {
             let token = context.workers.next_token(Some(id));
             context.helpers.order_memory(MemoryOrder {
                 client: id,
                 token,
-                source: MemorySource::File(part(fd)),
+                source: MemorySource::File(part),
             });
             return Ok(Served::Deferred(PendingReply::MakeArena {
                 token,
-                len: request.len,
-                imported: true,
+                len,
+                origin,
             }));
         }
-        // Keeps the file until a helper closes it where the import fails.
-        let last = fd.try_clone();
-        let made = part(fd).map(id, &*self.map_arena);
-        if let (Err(_), Ok(last)) = (&made, last) {
-            dispose_descriptor(&context.helpers, uid, last);
-        }
-        add_arena(&mut context.resources, id, seq, request.len, true, made)
+        let made = part.map(id, &*self.map_arena);
+        add_arena(&mut context.resources, id, seq, len, origin, made)
     }
 
     /// Receives an import, the only request with a descriptor.

@@ -97,6 +97,7 @@ impl HeldMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::regions::ArenaOrigin;
 
     fn new_token(number: u64) -> CommandToken {
         let client = None;
@@ -109,7 +110,7 @@ mod tests {
             region: region.clone(),
             mrs: 0,
             external: None,
-            imported: false,
+            origin: ArenaOrigin::Allocated,
         };
         (arena, vec![(Quota::Memory, 4096)])
     }

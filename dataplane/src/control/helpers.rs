@@ -58,11 +58,17 @@ pub(super) enum MemorySource {
     File(FilePart),
 }
 
+/// Owner of a file in memory.
+pub(super) enum FileSource {
+    /// A client has sent it.
+    Client(OwnedFd),
+    /// The daemon made it; this is its mapping.
+    Arena(Arc<SharedMemory>),
+}
+
 /// Part of a client's file in memory.
 pub(super) struct FilePart {
-    pub file: OwnedFd,
-    /// The daemon's mapping of the file, if it made the file.
-    pub arena: Option<Arc<SharedMemory>>,
+    pub source: FileSource,
     pub offset: u64,
     pub len: u64,
     pub is_writable: bool,
@@ -72,8 +78,7 @@ impl FilePart {
     /// Maps the part for workers, and for the NICs that read it.
     pub fn map(self, client: ClientId, map_arena: &MapArena) -> Result<MadeArena, Refusal> {
         let FilePart {
-            file,
-            arena,
+            source,
             offset,
             len,
             is_writable,
@@ -81,9 +86,9 @@ impl FilePart {
         let refuse = |errno: i32, reason: &dyn std::fmt::Display| {
             Refusal::new(errno, format!("the file cannot be mapped: {reason}"))
         };
-        let mapped = match arena {
-            Some(arena) => arena.duplicate_part(offset, len, is_writable),
-            None => SharedMemory::map_part(file, offset, len, is_writable),
+        let mapped = match source {
+            FileSource::Arena(arena) => arena.duplicate_part(offset, len, is_writable),
+            FileSource::Client(file) => SharedMemory::map_part(file, offset, len, is_writable),
         };
         let mapped = mapped.and_then(|memory| memory.guard_for(client.fault_owner()));
         let memory =

@@ -15,7 +15,7 @@ use super::helpers::{self, DisposalQueue, LONG_MEMORY, MapArena, MemoryOrder, Me
 use super::pending::{DeferredRequest, PendingReply, QuiescentReply};
 use super::quotas::Quota;
 use super::refusal::Refusal;
-use super::regions::{ClientArena, MemoryRegion};
+use super::regions::{ArenaOrigin, ClientArena, MemoryRegion};
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
 use super::reports::{HelperReport, MadeArena};
 use super::resources::{Client, ProtectionDomain, Resources};
@@ -80,7 +80,7 @@ impl Memory {
             return Ok(Served::Deferred(PendingReply::MakeArena {
                 token,
                 len: len as u64,
-                imported: false,
+                origin: ArenaOrigin::Allocated,
             }));
         }
         let made = SharedMemory::create_memfd("siwd-arena", len, pages)
@@ -88,7 +88,14 @@ impl Memory {
             .map_err(|error| format!("no shared memory: {error}"))
             .and_then(|memory| helpers::map_memory(memory, &*self.map_arena))
             .map_err(|reason| Refusal::new(libc::ENOMEM, reason));
-        add_arena(&mut context.resources, id, seq, len as u64, false, made)
+        add_arena(
+            &mut context.resources,
+            id,
+            seq,
+            len as u64,
+            ArenaOrigin::Allocated,
+            made,
+        )
     }
 
     pub(super) fn free_arena(
@@ -111,7 +118,7 @@ impl Memory {
         }
         let len = found.region.len() as u64;
         let mut amounts = arena_amounts(len).to_vec();
-        if found.region.is_huge() && !found.imported {
+        if found.region.is_huge() && !found.origin.is_imported() {
             amounts.push((Quota::HugeMemory, len));
         }
         let removed = client.arenas.remove(&arena);
@@ -121,7 +128,7 @@ impl Memory {
             return send_reply::<m::FreeArena>(client, seq, &EMPTY);
         };
         // The last descriptor of an imported file frees all its pages, however little of it was mapped.
-        if len <= LONG_MEMORY && !self.ports_use_dma && !removed.imported {
+        if len <= LONG_MEMORY && !self.ports_use_dma && !removed.origin.is_imported() {
             drop(removed);
             context.resources.release(id, &amounts);
             let client = context.resources.client_mut(id)?;
@@ -419,27 +426,30 @@ pub(super) fn add_arena(
     id: ClientId,
     seq: u32,
     len: u64,
-    imported: bool,
+    origin: ArenaOrigin,
     made: Result<MadeArena, Refusal>,
 ) -> Outcome {
     let made = made.inspect_err(|_| resources.release(id, &arena_amounts(len)));
     let (region, external) = made?;
     let peer = resources.client_mut(id)?.peer;
-    let listed = (!imported).then(|| resources.arena_files.list(&region, peer));
+    let listed = (!origin.is_imported()).then(|| resources.arena_files.list(&region, peer));
     let client = resources.client_mut(id)?;
     let arena = ArenaId(client.next_number());
     let entry = ClientArena {
         listed: listed.flatten(),
         region: region.clone(),
         mrs: 0,
-        imported,
+        origin,
         external,
     };
-    if imported {
+    if origin.is_imported() {
         client.arenas.insert(arena, entry);
         let (id, reserved) = (arena.0, 0);
         let reply = m::IdReply { id, reserved };
-        return send_reply::<m::ImportMemory>(client, seq, &reply);
+        return match origin {
+            ArenaOrigin::OwnFile => send_reply::<m::ImportOwnFile>(client, seq, &reply),
+            _ => send_reply::<m::ImportMemory>(client, seq, &reply),
+        };
     }
     let (real_len, huge) = (region.len() as u64, region.is_huge());
     let reply = m::ArenaReply {
@@ -474,24 +484,20 @@ pub(super) fn finish_arena(
             PendingReply::MakeArena {
                 token: of,
                 len,
-                imported,
-            } if of == token => Ok((len, imported)),
+                origin,
+            } if of == token => Ok((len, origin)),
             other => Err(other),
         })
     });
-    let Some((seq, (len, imported))) = waiting else {
+    let Some((seq, (len, origin))) = waiting else {
         // The user is unknown: the client has left. Its memory is fresh, and freed as fast as any.
         let queue = DisposalQueue::Memory(u32::MAX);
         context.helpers.dispose(queue, Box::new(made), None);
         return;
     };
-    let kind = match imported {
-        true => <m::ImportMemory as m::Message>::KIND,
-        false => <m::AllocArena as m::Message>::KIND,
-    };
-    let added = add_arena(&mut context.resources, id, seq, len, imported, made);
+    let added = add_arena(&mut context.resources, id, seq, len, origin, made);
     if let (Err(refusal), Some(client)) = (added, context.resources.clients.get(&id)) {
-        refusal.send(&client.conn, kind, seq);
+        refusal.send(&client.conn, origin.message_kind(), seq);
     }
     context.resources.answered.push(id);
 }
@@ -707,7 +713,11 @@ fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredM
 /// Keeps a client from freeing pages of an arena, which it has mapped, before workers access it. Pages
 /// of an imported file remain its owner's.
 pub(super) fn own_arena(client: &Client, arena: ArenaId) -> Result<(), Refusal> {
-    let Some(arena) = client.arenas.get(&arena).filter(|arena| !arena.imported) else {
+    let Some(arena) = client
+        .arenas
+        .get(&arena)
+        .filter(|arena| !arena.origin.is_imported())
+    else {
         return Ok(());
     };
     arena.region.own_pages().map_err(|error| {

@@ -621,6 +621,9 @@ impl ControlThread {
                 self.memory
                     .reg_memory(&mut context.resources, id, seq, request)
             }
+            Request::ImportOwnFile(request) => {
+                self.memory.import_own_file(context, id, seq, request)
+            }
             Request::ImportMemory(_) => Err(Refusal::new(
                 libc::EINVAL,
                 "the descriptor of the memory is missing",

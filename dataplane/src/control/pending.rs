@@ -6,6 +6,7 @@ use siw_memory::{Retired, Stag};
 use siw_shm::control::messages::ModifySrq;
 use siw_shm::{CqGeometry, SharedMemory};
 
+use super::regions::ArenaOrigin;
 use crate::ids::{CommandToken, CqId, Qpn, SrqId};
 
 /// Condition that a deferred reply waits for. `left` counts the workers that have not reported.
@@ -58,8 +59,7 @@ pub(super) enum PendingReply {
     MakeArena {
         token: CommandToken,
         len: u64,
-        /// It is the client's own file.
-        imported: bool,
+        origin: ArenaOrigin,
     },
     /// A helper frees the arena.
     FreeArena { token: CommandToken },

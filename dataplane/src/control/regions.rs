@@ -6,9 +6,37 @@ use std::sync::Arc;
 use siw_memory::ProcessMemory;
 use siw_memory::queue_allocator::QueueMemory;
 use siw_shm::SharedMemory;
+use siw_shm::control::messages::{AllocArena, ImportMemory, ImportOwnFile, Message};
 
 use super::arena_files::ListedFile;
 use crate::ids::{ArenaId, PdId};
+
+/// Request that an arena was made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArenaOrigin {
+    /// [`AllocArena`](siw_shm::control::AllocArena)
+    Allocated,
+    /// [`ImportMemory`](siw_shm::control::ImportMemory): the client's own file.
+    Imported,
+    /// [`ImportOwnFile`](siw_shm::control::ImportOwnFile): a file of another connection.
+    OwnFile,
+}
+
+impl ArenaOrigin {
+    /// Number of the request (`Message::KIND`).
+    pub fn message_kind(self) -> u16 {
+        match self {
+            ArenaOrigin::Allocated => AllocArena::KIND,
+            ArenaOrigin::Imported => ImportMemory::KIND,
+            ArenaOrigin::OwnFile => ImportOwnFile::KIND,
+        }
+    }
+
+    /// Its memory does not come from the daemon's hugepages, and stays its owner's.
+    pub fn is_imported(self) -> bool {
+        self != ArenaOrigin::Allocated
+    }
+}
 
 /// An arena: memory that the client may register.
 pub struct ClientArena {
@@ -18,8 +46,7 @@ pub struct ClientArena {
     pub region: Arc<SharedMemory>,
     /// Number of regions registered in it.
     pub mrs: u32,
-    /// The client's own file: its memory does not come from the daemon's hugepages.
-    pub imported: bool,
+    pub origin: ArenaOrigin,
     /// DMA mapping for NICs; `None` if no port needs one.
     #[allow(dead_code, reason = "held for its registration")]
     pub external: Option<dpdk::ExternalRegion>,

@@ -106,3 +106,24 @@ pub struct ImportMemory {
     /// Files only: number of bytes to map.
     pub len: u64,
 }
+
+/// Lets this client use a part of a file that the daemon made for the same process: memory that
+/// another of its connections has registered. The reply has the number of an arena, as that of
+/// [`ImportMemory`]; needs [`FEATURE_OWN_FILES`](super::FEATURE_OWN_FILES).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ImportOwnFile {
+    /// Device of the file (stat(2)), major number.
+    pub device_major: u32,
+    /// Minor number.
+    pub device_minor: u32,
+    /// Inode of the file.
+    pub inode: u64,
+    /// 1: the daemon may write to it.
+    pub writable: u32,
+    pub reserved: u32,
+    /// Offset of the first byte, a multiple of the page size.
+    pub offset: u64,
+    /// Number of bytes to map.
+    pub len: u64,
+}

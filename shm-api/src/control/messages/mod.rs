@@ -61,8 +61,10 @@ pub const FEATURE_RESOLUTION: u32 = 1;
 /// Feature: a QP's state line has the numbers of requests before the first failed ones
 /// ([`SqWatch::sends_before_failure`](crate::work_queue::SqWatch::sends_before_failure)).
 pub const FEATURE_FAILURE_MARKS: u32 = 2;
+/// Feature: [`ImportOwnFile`].
+pub const FEATURE_OWN_FILES: u32 = 4;
 /// The optional features that this side knows.
-pub const FEATURES: u32 = FEATURE_RESOLUTION | FEATURE_FAILURE_MARKS;
+pub const FEATURES: u32 = FEATURE_RESOLUTION | FEATURE_FAILURE_MARKS | FEATURE_OWN_FILES;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.
@@ -144,6 +146,7 @@ macro_rules! for_each_message {
             54 AddExtents -> Empty;
             55 RegMemory -> MrReply;
             56 ImportMemory -> IdReply;
+            57 ImportOwnFile -> IdReply;
             40 CreateSrq -> SrqReply;
             41 ModifySrq -> SrqReply;
             42 QuerySrq -> SrqStateReply;
