@@ -1,21 +1,22 @@
-//! madvise(2), mremap(2) and realloc(3) on memory that is or was registered, for the drop-in library,
-//! which overrides them.
+//! madvise(2), mmap(2), mremap(2), munmap(2), free(3) and realloc(3) on memory that is or was registered,
+//! for the drop-in library, which overrides them.
 //!
 //! Pages are a shared mapping of a file of the daemon while they are registered, and stay one after
-//! that in a process with means to pin pages (`pins`). On a shared mapping MADV_DONTNEED
+//! that in a process with means to pin pages (`pins`), or as idle pages (`idle`). On a shared mapping MADV_DONTNEED
 //! does not discard content, which allocators rely on for calloc(3), MADV_FREE fails, and a mapping
 //! that grows shows the next pages of its file, which belong to other addresses. Here both calls do
 //! what they do with private memory whose pages the kernel's ibv_reg_mr(3) has pinned: discarded
 //! pages are replaced by private ones of zeroes, and a region keeps the old ones.
 //!
 //! An allocator may call these with its locks held, and threads that hold locks of this library
-//! allocate. So nothing here allocates, or takes another lock than `MAPPINGS`.
+//! allocate. So nothing here allocates, or takes another lock than `MAPPINGS`; except where idle pages
+//! exist, which is only so with the allocator of the C library, whose own calls do not come here.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
@@ -23,6 +24,7 @@ use rustix::thread::futex;
 use siw_shm::shared_memory::PAGE;
 
 use super::descriptors::is_remapped_file;
+use super::idle;
 use super::vma::{Mapping, Vma, find_mapping, list_vmas};
 use super::windows::WINDOW;
 
@@ -158,9 +160,16 @@ pub unsafe fn madvise(address: usize, len: usize, advice: c_int) -> c_int {
         && let Some(end) = end
         && may_be_remapped(&(address..end))
     {
-        let _held = MAPPINGS.lock();
-        if let Err(error) = discard_remapped(&(address..end)) {
+        let takes = may_have_idle(&(address..end));
+        let discarded = {
+            let _held = MAPPINGS.lock();
+            discard_remapped(&(address..end))
+        };
+        if let Err(error) = discarded {
             return fail(error) as c_int;
+        }
+        if takes {
+            keep_errno(idle::reclaim_taken);
         }
     }
     // SAFETY: the caller's promise.
@@ -235,6 +244,107 @@ pub unsafe fn mremap(old: usize, len: usize, new_len: usize, flags: c_int, to: u
     }
 }
 
+/// The drop-in library overrides the calls of this module for all of the program.
+static ARE_OVERRIDDEN: AtomicBool = AtomicBool::new(false);
+
+/// Declares that all calls of this module are overridden for the whole program, and that its allocator is
+/// that of the C library.
+pub fn declare_overridden() {
+    ARE_OVERRIDDEN.store(true, Ordering::Release);
+}
+
+pub(super) fn are_overridden() -> bool {
+    ARE_OVERRIDDEN.load(Ordering::Acquire)
+}
+
+/// Checks for idle pages in a range.
+fn may_have_idle(range: &Range<usize>) -> bool {
+    idle::may_exist() && may_be_remapped(range) && has_ours(range)
+}
+
+/// Checks for a mapping of the daemon's files in a range.
+fn has_ours(range: &Range<usize>) -> bool {
+    let Ok(maps) = open_maps() else {
+        return false;
+    };
+    let mut at = range.start;
+    while let Ok(Some(mapping)) = find_mapping(&maps, at) {
+        if mapping.range.start >= range.end {
+            break;
+        }
+        if is_ours(&mapping) {
+            return true;
+        }
+        at = mapping.range.end;
+    }
+    false
+}
+
+/// The pages of a range that is as long as `len`; None if it is none.
+fn pages_from(address: usize, len: usize) -> Option<Range<usize>> {
+    let end = address.checked_add(len)?.checked_next_multiple_of(PAGE)?;
+    (address.is_multiple_of(PAGE) && end > address).then_some(address..end)
+}
+
+/// munmap(2).
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn munmap(address: usize, len: usize) -> c_int {
+    let takes = pages_from(address, len).is_some_and(|pages| may_have_idle(&pages));
+    // SAFETY: the caller's promise.
+    let done = unsafe { libc::syscall(libc::SYS_munmap, address, len) as c_int };
+    if takes && done == 0 {
+        keep_errno(idle::reclaim_taken);
+    }
+    done
+}
+
+/// mmap(2).
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn mmap(
+    address: usize,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> isize {
+    let takes = flags & libc::MAP_FIXED != 0
+        && pages_from(address, len).is_some_and(|pages| may_have_idle(&pages));
+    // SAFETY: the caller's promise.
+    let mapped =
+        unsafe { libc::syscall(libc::SYS_mmap, address, len, prot, flags, fd, offset) as isize };
+    if takes && mapped != -1 {
+        keep_errno(idle::reclaim_taken);
+    }
+    mapped
+}
+
+/// Checks whether free(3) gives up idle pages: a chunk that malloc(3) of glibc has mapped.
+///
+/// # Safety
+/// `block` is a block of the program's allocator.
+pub unsafe fn gives_up_idle(block: usize) -> bool {
+    // SAFETY: the caller's promise.
+    idle::may_exist() && unsafe { is_mapped_chunk_of_ours(block) }
+}
+
+/// Frees the daemon's files of pages that the program has given up.
+pub fn reclaim_given_up() {
+    keep_errno(idle::reclaim_taken);
+}
+
+fn keep_errno(call: impl FnOnce()) {
+    // SAFETY: the C library gives a valid pointer to this thread's errno.
+    let errno = unsafe { *libc::__errno_location() };
+    call();
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
 /// Checks that a range consists of private anonymous memory and the daemon's files, and cannot be
 /// handed to the kernel, which moves one mapping only. Returns the access of the last mapping.
 fn find_parts(range: &Range<usize>, new_len: usize) -> Result<Option<(File, ProtFlags)>, Errno> {
@@ -267,6 +377,15 @@ pub(super) const IS_MMAPPED: usize = 2;
 /// # Safety
 /// `block` is a block of the program's allocator.
 pub unsafe fn must_be_copied(block: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { is_mapped_chunk_of_ours(block) }
+}
+
+/// Checks for a block in a chunk that malloc(3) of glibc has mapped, in the daemon's files.
+///
+/// # Safety
+/// `block` is a block of the program's allocator.
+unsafe fn is_mapped_chunk_of_ours(block: usize) -> bool {
     const WORD: usize = size_of::<usize>();
     let page = block / PAGE * PAGE;
     // The header of a block at the start of a page is in the page before, which is private: mremap(2)

@@ -107,12 +107,25 @@ pub(super) fn add_user(id: MappedFileId, bytes: &Range<u64>) {
 /// Removes a registration of a part of a file; returns the runs of whole pages without any.
 pub(super) fn remove_user(id: MappedFileId, bytes: &Range<u64>) -> Vec<Range<u64>> {
     let mut files = lock_unpoisoned(&REMAPPED_FILES);
+    if let Some(file) = files.iter_mut().find(|file| file.id == id) {
+        for page in file.pages_of(bytes) {
+            file.users[page] = file.users[page].saturating_sub(1);
+        }
+    }
+    unused_pages(&files, id, bytes)
+}
+
+/// The runs of whole pages of a part of a file that no region has.
+pub(super) fn list_unused(id: MappedFileId, bytes: &Range<u64>) -> Vec<Range<u64>> {
+    unused_pages(&lock_unpoisoned(&REMAPPED_FILES), id, bytes)
+}
+
+fn unused_pages(files: &[RemappedFile], id: MappedFileId, bytes: &Range<u64>) -> Vec<Range<u64>> {
     let mut unused: Vec<Range<u64>> = Vec::new();
-    let Some(file) = files.iter_mut().find(|file| file.id == id) else {
+    let Some(file) = files.iter().find(|file| file.id == id) else {
         return unused;
     };
     for page in file.pages_of(bytes) {
-        file.users[page] = file.users[page].saturating_sub(1);
         if file.users[page] > 0 {
             continue;
         }

@@ -37,6 +37,7 @@ use super::calls::{MAPPINGS, open_maps};
 #[cfg(target_arch = "x86_64")]
 use super::clone_trap::CloneTrap;
 use super::descriptors::{self, RemappedFile, RemappedFiles};
+use super::idle;
 use super::pages::arena_states;
 use super::process::{ONE_AT_A_TIME, count_fork};
 use super::restore::{SharedPages, give_back_alone};
@@ -92,6 +93,9 @@ pub fn watch_forks() {
 
 extern "C" fn before_fork() {
     let one_at_a_time = lock_unpoisoned(&ONE_AT_A_TIME);
+    if idle::may_exist() {
+        idle::give_back_all();
+    }
     let files = descriptors::lock_files();
     let has_files = !files.is_empty();
     let arena_states = match has_files {

@@ -18,6 +18,7 @@ mod clone_trap;
 mod descriptors;
 mod duplicate;
 pub(crate) mod fork;
+mod idle;
 mod owned;
 mod pages;
 mod park;
@@ -40,7 +41,7 @@ use pages::{split_at_arena_states, why_not_remapped};
 use process::ONE_AT_A_TIME;
 pub use process::process_generation;
 pub use region::AppMr;
-use region::{Parts, RemappedPart, free_imports};
+use region::{MemoryOwner, Parts, RemappedPart, free_imports};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use siw_shm::SharedMemory;
@@ -149,7 +150,7 @@ impl Pd {
             Ok(keys) => keys,
             Err(error) => {
                 free_imports(ctx, &parts);
-                state.release_region(ctx, &parts, ctx.known_alive());
+                state.release_region(ctx, &parts, MemoryOwner::Program, ctx.known_alive());
                 return Err(error);
             }
         };
@@ -162,6 +163,7 @@ impl Pd {
             lkey,
             rkey,
             parts: Box::new(parts),
+            owner: MemoryOwner::Program,
             gone: false,
         })
     }
@@ -184,10 +186,13 @@ impl Pd {
         // buffer is not dropped. `OwnedMr` neither accesses nor drops it before the region is
         // deregistered.
         match unsafe { self.reg_memory(start, len, access) } {
-            Ok(region) => Ok(OwnedMr {
-                region: ManuallyDrop::new(region),
-                buffer: Some(buffer),
-            }),
+            Ok(mut region) => {
+                region.owner = MemoryOwner::Buffer;
+                Ok(OwnedMr {
+                    region: ManuallyDrop::new(region),
+                    buffer: Some(buffer),
+                })
+            }
             Err(error) => {
                 let is_refused = self.ctx().known_alive();
                 // SAFETY: initialised above. The daemon has answered each request, so the buffer
@@ -319,7 +324,10 @@ impl State {
         range: &Range<usize>,
         access: Access,
     ) -> Result<Parts, Error> {
-        let mut parts = Parts::default();
+        let mut parts = Parts {
+            range: range.clone(),
+            ..Parts::default()
+        };
         let vmas = list_vmas(range)?;
         check_vmas(&vmas, range, access)?;
         let pieces = vmas.iter().flat_map(|vma| {
@@ -360,7 +368,7 @@ impl State {
                 parts.add_reason(&reason);
                 if let Err(error) = added {
                     free_imports(ctx, &parts);
-                    self.release_region(ctx, &parts, true);
+                    self.release_region(ctx, &parts, MemoryOwner::Program, true);
                     let why = if reason == DENIED {
                         HOW_TO_PERMIT
                     } else {
@@ -690,10 +698,18 @@ impl State {
         });
     }
 
-    /// Removes the registrations of a region, and gives back the pages without any. Unless the
-    /// region is revoked, peers may still access its places in the daemon's files: these stay
-    /// registered, so that no other memory is moved there. The caller holds [`ONE_AT_A_TIME`].
-    fn release_region(&mut self, ctx: &ClientInner, parts: &Parts, is_revoked: bool) {
+    /// Removes the registrations of a region, and gives back the pages without any, or leaves them to
+    /// the next registration (see [`idle`]). Unless the region is revoked, peers may still access its
+    /// places in the daemon's files: these stay registered, so that no other memory is moved there. The
+    /// caller holds [`ONE_AT_A_TIME`]. Returns whether all pages that belong to the region alone are
+    /// private.
+    fn release_region(
+        &mut self,
+        ctx: &Arc<ClientInner>,
+        parts: &Parts,
+        owner: MemoryOwner,
+        is_revoked: bool,
+    ) -> bool {
         let mut unused: Vec<RemappedPart> = Vec::new();
         for part in &parts.remapped {
             if is_revoked {
@@ -708,8 +724,7 @@ impl State {
                     Some(last)
                         if last.file == part.file
                             && last.bytes.end == bytes.start
-                            && last.address + (last.bytes.end - last.bytes.start) as usize
-                                == address =>
+                            && last.pages().end == address =>
                     {
                         last.bytes.end = bytes.end;
                     }
@@ -721,29 +736,79 @@ impl State {
                 }
             }
         }
-        if unused.is_empty() || pins::may_exist() {
-            return;
+        if unused.is_empty() {
+            return true;
         }
-        let given = self.give_back(&unused);
-        if is_revoked {
-            for (file, bytes) in given {
+        let (own, pinnable) = if calls::are_overridden() {
+            unused.retain(|part| !idle::may_stay(part.pages().len()));
+            if parts.remapped_len() >= idle::LEAST {
+                idle::note_context(ctx);
+            }
+            (Vec::new(), unused)
+        } else {
+            let own_pages = pages::own_pages(&parts.range);
+            unused
+                .iter()
+                .flat_map(|part| part.split_at(&own_pages))
+                .partition(|part| own_pages.start <= part.address && part.address < own_pages.end)
+        };
+        let mut is_private = true;
+        if !own.is_empty() {
+            let access = match owner {
+                MemoryOwner::Buffer => restore::Access::Sole,
+                MemoryOwner::Program => restore::Access::Unpinned,
+            };
+            let given = self.give_back_parts(&own, access, is_revoked);
+            let len = |parts: &[RemappedPart]| -> usize {
+                parts.iter().map(|part| part.pages().len()).sum()
+            };
+            is_private = given == len(&own);
+        }
+        if !pinnable.is_empty() && !pins::may_exist() {
+            self.give_back_parts(&pinnable, restore::Access::Any, is_revoked);
+        }
+        self.free_idle_files(ctx);
+        is_private
+    }
+
+    /// Gives pages back and frees their places; returns the bytes given.
+    fn give_back_parts(
+        &mut self,
+        parts: &[RemappedPart],
+        access: restore::Access,
+        is_revoked: bool,
+    ) -> usize {
+        let given = self.give_back(parts, access);
+        let mut len = 0;
+        for (file, bytes) in given {
+            len += (bytes.end - bytes.start) as usize;
+            if is_revoked {
                 self.windows.mark_unused(file, &bytes);
             }
         }
+        len
+    }
+
+    /// Frees files without remapped pages.
+    fn free_idle_files(&mut self, ctx: &Arc<ClientInner>) {
         while let Some((id, arena)) = self.windows.take_idle_file() {
             descriptors::drop_file(id);
-            ctx.post_unanswered(&FreeArena { arena, reserved: 0 });
+            ctx.free_without_waiting(&FreeArena { arena, reserved: 0 });
         }
     }
 
     /// Makes remapped pages private again, as far as they are still mapped where they were
     /// registered. Returns their places in files.
-    fn give_back(&self, unused: &[RemappedPart]) -> Vec<(MappedFileId, Range<u64>)> {
+    fn give_back(
+        &self,
+        unused: &[RemappedPart],
+        access: restore::Access,
+    ) -> Vec<(MappedFileId, Range<u64>)> {
         let files = descriptors::lock_files();
         let mut found = Vec::new();
         let mut list = Vec::new();
         for part in unused {
-            let pages = part.address..part.address + (part.bytes.end - part.bytes.start) as usize;
+            let pages = part.pages();
             if !files.iter().any(|file| file.id == part.file) {
                 continue;
             }
@@ -778,7 +843,7 @@ impl State {
                 });
             }
         }
-        let given = restore::give_back(&list);
+        let given = restore::give_back(&list, access);
         drop(list);
         drop(files);
         let place_of = |pages: &Range<usize>| {

@@ -138,12 +138,14 @@ impl<O: StableBuffer> OwnedMr<O> {
         Ok(unsafe { AtomicU8::from_ptr(byte) }.load(Ordering::Acquire))
     }
 
-    /// Deregisters it and returns the buffer.
+    /// Deregisters it and returns the buffer, which is private memory again.
     ///
     /// # Errors
-    /// The region comes back: `EBUSY` while memory windows are bound to it.
+    /// The region comes back: `EBUSY` while memory windows are bound to it; `ENOMEM` if it is
+    /// deregistered but its pages cannot be made private, for lack of memory or of mappings
+    /// (vm.max_map_count). Then the buffer can still be read, and is never freed.
     pub fn dereg(mut self) -> Result<O, Failed<OwnedMr<O>>> {
-        let tried = match self.region.deregister() {
+        let tried = match self.region.return_buffer() {
             Ok(()) => self.buffer.take().ok_or(Error::Invalid("no buffer")),
             Err(error) => Err(error),
         };
@@ -170,7 +172,7 @@ impl<O: StableBuffer> Drop for OwnedMr<O> {
         };
         let ctx = region.pd.ctx().clone();
         ctx.releaser.run(Box::new(move || {
-            if region.revoke() {
+            if !region.gone && region.revoke() {
                 // SAFETY: as in `dereg`.
                 drop(unsafe { buffer.assume_init() });
             }

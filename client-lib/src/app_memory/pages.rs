@@ -89,6 +89,21 @@ pub(super) fn split_at_arena_states(
     })
 }
 
+/// Whole pages of a region to which no other memory of the program belongs, by what malloc(3) of glibc
+/// shows: those inside, and the first and last page of a chunk that is a mapping of its own and has
+/// nothing but the region.
+pub(super) fn own_pages(range: &Range<usize>) -> Range<usize> {
+    let mut own = range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE;
+    let (first, end) = (range.start / PAGE * PAGE, range.end.next_multiple_of(PAGE));
+    if let Some(chunk_end) = remap::mapped_chunk_end(first) {
+        own.start = first;
+        if chunk_end == end {
+            own.end = end;
+        }
+    }
+    own.start..own.end.max(own.start)
+}
+
 /// Reason why pages of a mapping cannot be replaced; None if they can.
 pub(super) fn why_not_remapped(vma: &Vma) -> Option<&'static str> {
     let local = 0u8;

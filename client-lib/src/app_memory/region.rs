@@ -22,9 +22,50 @@ pub(super) struct RemappedPart {
     pub address: usize,
 }
 
+impl RemappedPart {
+    /// Its addresses.
+    pub fn pages(&self) -> Range<usize> {
+        self.address..self.address + (self.bytes.end - self.bytes.start) as usize
+    }
+
+    /// The pieces before, in and behind a range of pages, without empty ones.
+    pub fn split_at(&self, pages: &Range<usize>) -> impl Iterator<Item = RemappedPart> + use<> {
+        let (whole, first, file) = (self.pages(), self.bytes.start, self.file);
+        let inner =
+            pages.start.clamp(whole.start, whole.end)..pages.end.clamp(whole.start, whole.end);
+        let pieces = [
+            whole.start..inner.start,
+            inner.start..inner.end.max(inner.start),
+            inner.end.max(inner.start)..whole.end,
+        ];
+        pieces
+            .into_iter()
+            .filter(|piece| !piece.is_empty())
+            .map(move |piece| {
+                let start = first + (piece.start - whole.start) as u64;
+                RemappedPart {
+                    file,
+                    bytes: start..start + piece.len() as u64,
+                    address: piece.start,
+                }
+            })
+    }
+}
+
+/// Owner of registered memory when its registration ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MemoryOwner {
+    /// The program, whose threads may use it meanwhile.
+    Program,
+    /// A buffer of [`OwnedMr`](crate::OwnedMr), which nobody uses.
+    Buffer,
+}
+
 /// Parts of a region.
 #[derive(Default)]
 pub(super) struct Parts {
+    /// Addresses of the region.
+    pub range: Range<usize>,
     pub extents: Vec<MemoryExtent>,
     /// Parts in files of remapped pages, where their registrations are counted.
     pub remapped: Vec<RemappedPart>,
@@ -37,6 +78,15 @@ pub(super) struct Parts {
 }
 
 impl Parts {
+    /// Bytes in remapped pages.
+    pub fn remapped_len(&self) -> usize {
+        let lens = self
+            .remapped
+            .iter()
+            .map(|part| part.bytes.end - part.bytes.start);
+        lens.sum::<u64>() as usize
+    }
+
     pub fn add_reason(&mut self, reason: &str) {
         if !self.reason.contains(reason) {
             let separator = if self.reason.is_empty() { "" } else { "; " };
@@ -80,6 +130,7 @@ pub struct AppMr {
     pub(super) lkey: u32,
     pub(super) rkey: u32,
     pub(super) parts: Box<Parts>,
+    pub(super) owner: MemoryOwner,
     pub(super) gone: bool,
 }
 
@@ -182,6 +233,24 @@ impl AppMr {
         Ok(())
     }
 
+    /// As [`Self::deregister`], for a buffer: afterwards its pages are private memory.
+    ///
+    /// # Errors
+    /// As [`Self::dereg`]; `ENOMEM` if the pages cannot be made private, then for ever.
+    pub(super) fn return_buffer(&mut self) -> Result<(), Error> {
+        let mut is_private = false;
+        if !self.gone {
+            self.call_dereg(0)?;
+            is_private = self.finish_region(true);
+        }
+        if is_private {
+            return Ok(());
+        }
+        let reason = "the region is deregistered, but the operating system has no memory to make \
+            the pages of the buffer private; the buffer stays with the region";
+        Err(super::registration_error(libc::ENOMEM, reason))
+    }
+
     fn call_dereg(&self, flags: u32) -> Result<(), Error> {
         let lkey = self.lkey;
         self.pd.ctx().call_daemon(&DeregMr { lkey, flags })?;
@@ -196,13 +265,14 @@ impl AppMr {
         is_revoked
     }
 
-    /// Gives pages back after deregistration.
-    fn finish_region(&mut self, is_revoked: bool) {
+    /// Gives pages back after deregistration; see [`State::release_region`](super::State).
+    fn finish_region(&mut self, is_revoked: bool) -> bool {
         self.gone = true;
         free_imports(self.pd.ctx(), &self.parts);
         let _one = lock_unpoisoned(&ONE_AT_A_TIME);
         let ctx = self.pd.ctx();
-        lock_unpoisoned(&ctx.app_memory.state).release_region(ctx, &self.parts, is_revoked);
+        let mut state = lock_unpoisoned(&ctx.app_memory.state);
+        state.release_region(ctx, &self.parts, self.owner, is_revoked)
     }
 }
 

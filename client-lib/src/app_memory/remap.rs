@@ -786,7 +786,7 @@ fn replace_protected(
 /// mappings, so realloc(3) copies. Other memory, of which programs register thousands of parts, stays
 /// one mapping.
 pub(super) fn split_mapped_chunk(range: &Range<usize>) {
-    if range.len() > PAGE && holds_mapped_chunk(range.start) {
+    if range.len() > PAGE && mapped_chunk_end(range.start).is_some() {
         let first = range.start as *mut c_void;
         // SAFETY: a hint that disables read-ahead, which a file in memory does not need.
         let _ = unsafe { rustix::mm::madvise(first, PAGE, rustix::mm::Advice::Random) };
@@ -797,18 +797,18 @@ pub(super) fn split_mapped_chunk(range: &Range<usize>) {
 /// the same page: posix_memalign(3) aligns it to a power of two.
 const GAPS: [usize; 7] = [0, 48, 112, 240, 496, 1008, 2032];
 
-/// Checks for a chunk that malloc(3) has mapped, at the start of a page: its header has the size of the
+/// The end of a chunk that malloc(3) has mapped, if one begins in a page: its header has the size of the
 /// gap before it, and its own size with only the bit IS_MMAPPED. `page` has to be a readable page of this
 /// process.
-fn holds_mapped_chunk(page: usize) -> bool {
+pub(super) fn mapped_chunk_end(page: usize) -> Option<usize> {
     const WORD: usize = size_of::<usize>();
     let mut words = [0usize; GAPS[GAPS.len() - 1] / WORD + 2];
     // SAFETY: the caller has found the page mapped and readable.
     unsafe { read_words(page, &mut words) };
-    GAPS.iter().any(|gap| {
+    GAPS.iter().find_map(|gap| {
         let [before, size] = [words[gap / WORD], words[gap / WORD + 1]];
-        before == *gap
-            && size % 16 == IS_MMAPPED
-            && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
+        let end = page.checked_add(gap + (size & !IS_MMAPPED))?;
+        let is_chunk = before == *gap && size % 16 == IS_MMAPPED && end.is_multiple_of(PAGE);
+        (is_chunk && end > page).then_some(end)
     })
 }

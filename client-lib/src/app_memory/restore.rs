@@ -15,7 +15,9 @@
 //!
 //! Writes to pinned pages would be lost. Nothing shows that a page of a file is pinned, so pages are
 //! given back only if this process has no means to pin any ([`super::pins`]), which is checked again
-//! when no access can pin one any more; otherwise they stay as they are.
+//! when no access can pin one any more; otherwise they stay as they are. Pages that belong to a region
+//! alone are given back regardless where the caller has promised that no I/O into it is under way
+//! ([`Access::Unpinned`]).
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -69,19 +71,47 @@ impl Restorer {
     }
 }
 
+/// Others that may access pages while they are given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Threads, and the kernel or devices by pins.
+    Any,
+    /// Threads.
+    Unpinned,
+    /// None.
+    Sole,
+}
+
+impl Access {
+    /// Checks that no page can be pinned that must not be.
+    fn check_pins(self) -> Result<(), Errno> {
+        match self {
+            Access::Any => check_no_pins(),
+            Access::Unpinned | Access::Sole => Ok(()),
+        }
+    }
+}
+
 /// Gives pages back; returns those that are private again, in the order of `list`.
-pub(super) fn give_back(list: &[SharedPages]) -> Vec<Range<usize>> {
-    let (Ok(restorer), Ok(maps)) = (Restorer::open(), File::open("/proc/self/maps")) else {
+pub(super) fn give_back(list: &[SharedPages], access: Access) -> Vec<Range<usize>> {
+    let restorer = match access {
+        Access::Sole => Ok(Restorer::Alone),
+        Access::Any | Access::Unpinned => Restorer::open(),
+    };
+    let (Ok(restorer), Ok(maps)) = (restorer, File::open("/proc/self/maps")) else {
         return Vec::new();
     };
     match &restorer {
-        Restorer::Alone => give_back_all(list, &maps, give_back_alone),
+        Restorer::Alone => give_back_all(list, &maps, |part| {
+            access.check_pins()?;
+            give_back_alone(part)
+        }),
         Restorer::Protect(uffd) => {
-            give_back_all(list, &maps, |part| give_back_protected(uffd, part))
+            give_back_all(list, &maps, |part| give_back_protected(uffd, part, access))
         }
         Restorer::Copy(uffd) => {
             let given = with_reports_read(uffd, || {
-                give_back_all(list, &maps, |part| give_back_missing(uffd, part))
+                give_back_all(list, &maps, |part| give_back_missing(uffd, part, access))
             });
             given.unwrap_or_default()
         }
@@ -203,7 +233,7 @@ fn move_over(part: &SharedPages, room: &mut Room, view: &mut Duplicate) -> Resul
     Ok(())
 }
 
-fn give_back_missing(uffd: &OwnedFd, part: &SharedPages) -> Result<(), Errno> {
+fn give_back_missing(uffd: &OwnedFd, part: &SharedPages, access: Access) -> Result<(), Errno> {
     let mut view = duplicate(part)?;
     let mut room = Room::reserve(&part.pages)?;
     let missing = room.make_accessible(part.prot)?;
@@ -215,7 +245,7 @@ fn give_back_missing(uffd: &OwnedFd, part: &SharedPages) -> Result<(), Errno> {
         let _ = register_range(uffd, &page, MODE_MISSING);
     }
     let given = move_over(part, &mut room, &mut view).and_then(|()| {
-        if let Err(error) = check_no_pins() {
+        if let Err(error) = access.check_pins() {
             put_back(part, &mut view, 0)?;
             return Err(error);
         }
@@ -247,7 +277,7 @@ fn copy_missing(uffd: &OwnedFd, part: &SharedPages, view: &mut Duplicate) -> Res
     Ok(())
 }
 
-fn give_back_protected(uffd: &OwnedFd, part: &SharedPages) -> Result<(), Errno> {
+fn give_back_protected(uffd: &OwnedFd, part: &SharedPages, access: Access) -> Result<(), Errno> {
     let mut view = duplicate(part)?;
     let mut room = Room::reserve(&part.pages)?;
     let range = room.make_accessible(ProtFlags::READ | ProtFlags::WRITE)?;
@@ -256,7 +286,7 @@ fn give_back_protected(uffd: &OwnedFd, part: &SharedPages) -> Result<(), Errno> 
     register_range(uffd, &part.pages, MODE_WRITE_PROTECT)?;
     let prot = MprotectFlags::from_bits_retain(part.prot.bits());
     let given = protect_range(uffd, &part.pages).and_then(|()| {
-        check_no_pins()?;
+        access.check_pins()?;
         // SAFETY: memory of this function; nothing writes the file's pages meanwhile.
         unsafe {
             let from = view.start() as *const u8;

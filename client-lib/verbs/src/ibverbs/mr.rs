@@ -4,6 +4,7 @@
 use super::context::is_inherited;
 use super::pd::PdObject;
 use crate::abi::*;
+use crate::memory_calls;
 use crate::status::{errno_of, fail_errno, fail_with, null_with, pointer_of};
 use siw::{Access, AppMr, Error};
 use std::ffi::{c_int, c_void};
@@ -50,6 +51,7 @@ struct RegionChange {
 }
 
 fn register(pd: &PdObject, registration: &RegionChange) -> Result<AppMr, Error> {
+    memory_calls::declare_overridden();
     // SAFETY: a C program that registers memory promises to keep it until ibv_dereg_mr(3) returns.
     unsafe {
         pd.pd().reg_memory_iova(
