@@ -28,3 +28,8 @@ const BOTH_KINDS: [&str; 2] = ["127.0.0.1", "10.77.0.2"];
 fn a_stream_ends_as_one_of_the_kernel_however_its_program_leaves_it() {
     run_over_rsockets("ended_streams", &BOTH_KINDS);
 }
+
+#[test]
+fn calls_fail_with_the_errors_of_their_manual_pages() {
+    run_over_rsockets("socket_errnos", &[""]);
+}
