@@ -33,3 +33,8 @@ fn a_stream_ends_as_one_of_the_kernel_however_its_program_leaves_it() {
 fn calls_fail_with_the_errors_of_their_manual_pages() {
     run_over_rsockets("socket_errnos", &[""]);
 }
+
+#[test]
+fn an_epoll_instance_with_rsockets_can_be_watched() {
+    run_over_rsockets("nested_instances", &BOTH_KINDS);
+}

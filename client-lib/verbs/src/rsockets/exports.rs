@@ -567,6 +567,7 @@ export_symbols! { "SIWD_PRIVATE":
     fn siw_raccept4(
         fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int,
     ) -> c_int = preload::accept4;
+    fn siw_repoll_is_instance(number: c_int) -> c_int = preload::is_epoll;
     fn siw_repoll_forget(number: c_int) -> c_int = preload::forget_epoll;
     fn siw_rppoll(
         fds: *mut libc::pollfd, count: libc::nfds_t, timeout: *const libc::timespec,
