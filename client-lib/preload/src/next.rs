@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub mod libc_calls {
     use super::*;
     use libc::{FILE, iovec, mmsghdr, msghdr, pollfd, sigset_t, sockaddr, socklen_t, timespec};
-    use std::ffi::{c_char, c_int, c_uint};
+    use std::ffi::{c_char, c_int, c_long, c_uint};
     use std::ptr::null_mut;
 
     imported_functions! { libc::RTLD_NEXT;
@@ -18,6 +18,10 @@ pub mod libc_calls {
         fn freopen = c"freopen" (
             path: *const c_char, mode: *const c_char, stream: *mut FILE,
         ) -> *mut FILE;
+        fn syscall = c"syscall" (
+            number: c_long, first: c_long, second: c_long, third: c_long, fourth: c_long,
+            fifth: c_long, sixth: c_long,
+        ) -> c_long;
         fn close_range = c"close_range" (first: c_uint, last: c_uint, flags: c_int) -> c_int;
         fn closefrom = c"closefrom" (first: c_int) -> ();
         fn sendmmsg = c"sendmmsg" (

@@ -38,3 +38,8 @@ fn calls_fail_with_the_errors_of_their_manual_pages() {
 fn an_epoll_instance_with_rsockets_can_be_watched() {
     run_over_rsockets("nested_instances", &BOTH_KINDS);
 }
+
+#[test]
+fn duplicates_of_a_socket_become_rsockets_with_it() {
+    run_over_rsockets("socket_duplicates", &BOTH_KINDS);
+}
