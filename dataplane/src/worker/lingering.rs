@@ -147,3 +147,46 @@ impl Connections {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::CommandToken;
+
+    fn barrier(client: Option<u64>, number: u64) -> Command {
+        let client = client.map(ClientId);
+        let token = CommandToken { client, number };
+        Command::Barrier { token }
+    }
+
+    fn number_of(command: &Command) -> u64 {
+        match command {
+            Command::Barrier { token } => token.number,
+            _ => panic!("not a barrier"),
+        }
+    }
+
+    #[test]
+    fn the_barrier_of_a_departed_client_waits_for_its_last_stream() {
+        let mut lingering = LingeringClients::default();
+        let held = Vec::new();
+        let two = LingeringClient { streams: 2, held };
+        lingering.clients.insert(ClientId(1), two);
+
+        assert!(lingering.hold(barrier(Some(1), 10)).is_none());
+        let of_others = [barrier(Some(2), 11), barrier(None, 12), Command::Stop];
+        for command in of_others {
+            assert!(lingering.hold(command).is_some());
+        }
+        lingering.end_stream(ClientId(1));
+        assert!(lingering.pop_ended().is_none());
+        lingering.end_stream(ClientId(1));
+        let (client, held) = lingering.pop_ended().unwrap();
+        assert_eq!(client, ClientId(1));
+        assert_eq!(held.iter().map(number_of).collect::<Vec<_>>(), [10]);
+        assert!(lingering.pop_ended().is_none());
+        // The client is forgotten.
+        lingering.end_stream(ClientId(1));
+        assert!(lingering.hold(barrier(Some(1), 13)).is_some());
+    }
+}
