@@ -476,7 +476,10 @@ impl ControlThread {
                     .send_refusal(0, 0, libc::EMSGSIZE, "packet too long");
                 self.remove_client(id, "sent an overlong packet");
             }
-            Err(RecvError::Io(error)) => self.remove_client(id, &format!("socket failed: {error}")),
+            // ECONNRESET: it has ended before it read a reply.
+            Err(RecvError::Io(error)) => {
+                self.remove_departed(id, (&format!("socket failed: {error}"), true));
+            }
         }
         false
     }
