@@ -6,7 +6,8 @@ use crate::finished::{Finished, Progress, ReceiveCounts, SendCounts};
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{
-    CreateQp, DestroyQp, Disconnect, FEATURE_FAILURE_MARKS, ModifyQp, QpReply, QpState, QueryQp,
+    CreateQp, DestroyQp, Disconnect, FEATURE_FAILURE_MARKS, FEATURE_STREAMS, FinalSend, ModifyQp,
+    QpReply, QpState, QueryQp,
 };
 use siw_shm::work_queue::{SqWatch, state_offset};
 use siw_shm::{RqProducer, SharedMemory, SqProducer};
@@ -217,7 +218,29 @@ impl Pd {
     /// Creates a queue pair that completes sends into one queue and receives into another (or the
     /// same).
     pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, init: &QpInit) -> Result<Qp, Error> {
-        self.create_with(send_cq, recv_cq, None, init)
+        self.create_with(send_cq, recv_cq, None, init, FinalSend::default())
+    }
+
+    /// Creates a queue pair for a stream. If the process ends or executes another program while the
+    /// stream is connected, the daemon sends the requests posted to it, then a SEND of `final_send`
+    /// (at most 12 bytes), and closes the connection. The connection of any other queue pair is reset,
+    /// and so is that of a stream if the daemon is older than this library.
+    pub fn create_stream_qp(
+        &self,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        init: &QpInit,
+        final_send: &[u8],
+    ) -> Result<Qp, Error> {
+        let message = FinalSend::new(final_send);
+        let message = message.ok_or(Error::Invalid("more than 12 bytes of the final SEND"))?;
+        let is_known = self.ctx().has_feature(FEATURE_STREAMS);
+        let final_send = if is_known {
+            message
+        } else {
+            FinalSend::default()
+        };
+        self.create_with(send_cq, recv_cq, None, init, final_send)
     }
 
     /// Creates a queue pair that takes receive requests from a shared receive queue of this
@@ -236,7 +259,7 @@ impl Pd {
             max_recv_sge: 0,
             ..*init
         };
-        self.create_with(send_cq, recv_cq, Some(srq), &init)
+        self.create_with(send_cq, recv_cq, Some(srq), &init, FinalSend::default())
     }
 
     fn create_with(
@@ -245,6 +268,7 @@ impl Pd {
         recv_cq: &Cq,
         srq: Option<&Srq>,
         init: &QpInit,
+        final_send: FinalSend,
     ) -> Result<Qp, Error> {
         for cq in [send_cq, recv_cq] {
             self.ctx().check_same(cq.client(), "completion queue")?;
@@ -260,6 +284,7 @@ impl Pd {
             max_inline: init.max_inline,
             sq_sig_all: init.sq_sig_all.into(),
             srq: srq.map_or(0, Srq::id),
+            final_send,
         };
         let credit = Arc::new(Credit::default());
         let install = |reply: &QpReply, region: Arc<SharedMemory>| {

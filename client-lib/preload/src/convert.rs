@@ -7,9 +7,17 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// TCP sockets of the kernel that may become rsockets, with their epoll instances.
-static CANDIDATES: LazyLock<Mutex<HashMap<c_int, Vec<EpollMembership>>>> =
-    LazyLock::new(Mutex::default);
+/// Descriptors of TCP sockets of the kernel that may become rsockets.
+static CANDIDATES: LazyLock<Mutex<HashMap<c_int, Candidate>>> = LazyLock::new(Mutex::default);
+
+/// A descriptor of such a socket.
+#[derive(Default)]
+struct Candidate {
+    /// Epoll instances to which it was added by this number.
+    memberships: Vec<EpollMembership>,
+    /// There may be other descriptors of the socket, made by dup(2).
+    has_duplicates: bool,
+}
 
 /// A socket in an epoll instance.
 #[derive(Clone, Copy)]
@@ -18,7 +26,7 @@ struct EpollMembership {
     event: libc::epoll_event,
 }
 
-fn lock_candidates() -> MutexGuard<'static, HashMap<c_int, Vec<EpollMembership>>> {
+fn lock_candidates() -> MutexGuard<'static, HashMap<c_int, Candidate>> {
     CANDIDATES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -38,13 +46,35 @@ pub fn is_open_rsocket(fd: c_int) -> bool {
 pub fn add_candidate(fd: c_int, domain: c_int, kind: c_int) {
     let is_stream = kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_STREAM;
     if fd >= 0 && is_stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
-        lock_candidates().insert(fd, Vec::new());
+        lock_candidates().insert(fd, Candidate::default());
     }
 }
 
-/// Removes a socket that was closed, or whose kind is decided.
+/// Adds a duplicate of a candidate.
+pub fn add_duplicate_candidate(fd: c_int, number: c_int) {
+    let mut all = lock_candidates();
+    if let Some(candidate) = all.get_mut(&fd) {
+        candidate.has_duplicates = true;
+        let has_duplicates = true;
+        let memberships = Vec::new();
+        all.insert(
+            number,
+            Candidate {
+                memberships,
+                has_duplicates,
+            },
+        );
+    }
+}
+
+/// Removes a descriptor that was closed.
 pub fn remove_candidate(fd: c_int) {
     lock_candidates().remove(&fd);
+}
+
+/// Removes a socket that stays one of the kernel, at all its descriptors.
+pub fn remove_socket(fd: c_int) {
+    take_descriptors(fd);
 }
 
 /// Checks for a socket whose kind is not decided. The number may belong to another file by now, if
@@ -71,9 +101,10 @@ fn option_number(fd: c_int, name: c_int) -> Option<c_int> {
 /// Records that a candidate was added to an epoll instance, modified or removed.
 pub fn note_epoll(instance: c_int, operation: c_int, fd: c_int, event: Option<libc::epoll_event>) {
     let mut all = lock_candidates();
-    let Some(memberships) = all.get_mut(&fd) else {
+    let Some(candidate) = all.get_mut(&fd) else {
         return;
     };
+    let memberships = &mut candidate.memberships;
     memberships.retain(|membership| membership.instance != instance);
     if operation != libc::EPOLL_CTL_DEL
         && let Some(event) = event
@@ -115,8 +146,8 @@ unsafe fn copy_options(from: c_int, to: c_int) {
     }
 }
 
-/// Replaces the socket by an rsocket of its family that is not bound. Returns false if it stays
-/// unchanged.
+/// Replaces the socket by an rsocket of its family that is not bound, at all its descriptors. Returns
+/// false if it stays unchanged.
 pub fn convert_socket(fd: c_int) -> bool {
     // SAFETY: the descriptors belong to this function, or were passed by the program.
     unsafe {
@@ -126,31 +157,61 @@ pub fn convert_socket(fd: c_int) -> bool {
             return false;
         }
         copy_options(fd, made);
-        let memberships = lock_candidates().remove(&fd).unwrap_or_default();
-        let close_on_exec = libc_calls::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC != 0;
-        let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
-        let is_done = move_to(made, fd, flags);
-        if is_done {
-            for mut membership in memberships {
-                let event = &raw mut membership.event;
-                rsockets::epoll_ctl(membership.instance, libc::EPOLL_CTL_ADD, fd, event);
-            }
-        }
+        let is_done = take_descriptors(fd)
+            .into_iter()
+            .all(|(number, candidate)| replace_descriptor(made, number, candidate));
+        rsockets::close(made);
         is_done
     }
 }
 
-/// Moves the rsocket to the number of a kernel descriptor, which is closed.
+/// Removes a candidate and its duplicates, and returns them with their numbers.
+fn take_descriptors(fd: c_int) -> Vec<(c_int, Candidate)> {
+    let mut all = lock_candidates();
+    let first = all.remove(&fd).unwrap_or_default();
+    let mut numbers = Vec::new();
+    if first.has_duplicates {
+        let cookie = socket_cookie(fd);
+        let duplicates = all.iter().filter(|(_, candidate)| candidate.has_duplicates);
+        let of_socket = duplicates.filter(|(number, _)| socket_cookie(**number) == cookie);
+        numbers.extend(of_socket.map(|(number, _)| *number));
+    }
+    let others = numbers.into_iter().map(|number| {
+        let candidate = all.remove(&number).unwrap_or_default();
+        (number, candidate)
+    });
+    std::iter::once((fd, first)).chain(others).collect()
+}
+
+/// Identity of a kernel socket.
+fn socket_cookie(fd: c_int) -> Option<u64> {
+    let mut cookie = 0u64;
+    let mut length = size_of_val(&cookie) as socklen_t;
+    let (name, place) = (libc::SO_COOKIE, (&raw mut cookie).cast());
+    // SAFETY: a number with its length.
+    let found =
+        unsafe { libc_calls::getsockopt(fd, libc::SOL_SOCKET, name, place, &raw mut length) };
+    (found == 0).then_some(cookie)
+}
+
+/// Replaces a descriptor of the kernel's socket by one of the rsocket, also in epoll instances.
 ///
 /// # Safety
 /// An rsocket, and a descriptor that the program gives up.
-unsafe fn move_to(rsocket: c_int, number: c_int, flags: c_int) -> bool {
+unsafe fn replace_descriptor(rsocket: c_int, number: c_int, candidate: Candidate) -> bool {
     // SAFETY: as the caller promised.
     unsafe {
-        let moved = libc_calls::dup3(rsocket, number, flags) >= 0
+        let close_on_exec = libc_calls::fcntl(number, libc::F_GETFD, 0) & libc::FD_CLOEXEC != 0;
+        let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
+        let is_done = libc_calls::dup3(rsocket, number, flags) >= 0
             && rsockets::add_duplicate(rsocket, number) == 0;
-        rsockets::close(rsocket);
-        moved
+        if is_done {
+            for mut membership in candidate.memberships {
+                let event = &raw mut membership.event;
+                rsockets::epoll_ctl(membership.instance, libc::EPOLL_CTL_ADD, number, event);
+            }
+        }
+        is_done
     }
 }
 

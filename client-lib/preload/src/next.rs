@@ -8,10 +8,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// Functions of the C library.
 pub mod libc_calls {
     use super::*;
-    use libc::{
-        FILE, epoll_event, iovec, mmsghdr, msghdr, pollfd, sigset_t, sockaddr, socklen_t, timespec,
-    };
-    use std::ffi::{c_char, c_int, c_uint};
+    use libc::{FILE, iovec, mmsghdr, msghdr, pollfd, sigset_t, sockaddr, socklen_t, timespec};
+    use std::ffi::{c_char, c_int, c_long, c_uint};
     use std::ptr::null_mut;
 
     imported_functions! { libc::RTLD_NEXT;
@@ -20,6 +18,10 @@ pub mod libc_calls {
         fn freopen = c"freopen" (
             path: *const c_char, mode: *const c_char, stream: *mut FILE,
         ) -> *mut FILE;
+        fn syscall = c"syscall" (
+            number: c_long, first: c_long, second: c_long, third: c_long, fourth: c_long,
+            fifth: c_long, sixth: c_long,
+        ) -> c_long;
         fn close_range = c"close_range" (first: c_uint, last: c_uint, flags: c_int) -> c_int;
         fn closefrom = c"closefrom" (first: c_int) -> ();
         fn sendmmsg = c"sendmmsg" (
@@ -80,9 +82,6 @@ pub mod libc_calls {
             to: c_int, from: c_int, offset: *mut libc::off_t, length: usize,
         ) -> isize;
         fn lseek = c"lseek" (fd: c_int, offset: libc::off_t, whence: c_int) -> libc::off_t;
-        fn epoll_ctl = c"epoll_ctl" (
-            number: c_int, operation: c_int, fd: c_int, event: *mut epoll_event,
-        ) -> c_int;
         fn ppoll = c"ppoll" (
             fds: *mut pollfd, count: libc::nfds_t, timeout: *const libc::timespec,
             mask: *const sigset_t,
@@ -118,6 +117,7 @@ pub mod rsockets {
         fn connect = c"rconnect" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
         fn shutdown = c"rshutdown" (fd: c_int, how: c_int) -> c_int;
         fn close = c"rclose" (fd: c_int) -> c_int;
+        fn is_epoll = c"siw_repoll_is_instance" (number: c_int) -> c_int;
         fn close_epoll = c"siw_repoll_forget" (fd: c_int) -> c_int;
         fn fcntl = c"rfcntl" (fd: c_int, command: c_int, argument: usize) -> c_int;
         fn getsockopt = c"rgetsockopt" (

@@ -1,13 +1,13 @@
 //! Creating, binding, connecting, accepting and closing sockets; their options and descriptors.
 
 use crate::convert::{
-    add_candidate, convert_socket, is_candidate, is_open_rsocket, is_rsocket, remove_candidate,
-    wildcard_address,
+    add_candidate, add_duplicate_candidate, convert_socket, is_candidate, is_open_rsocket,
+    is_rsocket, remove_candidate, remove_socket, wildcard_address,
 };
 use crate::dispatch::dispatched_calls;
 use crate::next::{libc_calls, rsockets};
 use libc::{sockaddr, socklen_t};
-use std::ffi::{c_int, c_ulong, c_void};
+use std::ffi::{c_int, c_long, c_ulong, c_void};
 
 dispatched_calls! {
     fn accept_with_flags = accept4 (
@@ -56,7 +56,7 @@ unsafe extern "C" fn connect_socket(fd: c_int, addr: *const sockaddr, length: so
         if is_rsocket(fd) || (is_reachable && convert_socket(fd)) {
             return rsockets::connect(fd, addr, length);
         }
-        remove_candidate(fd);
+        remove_socket(fd);
         libc_calls::connect(fd, addr, length)
     }
 }
@@ -132,6 +132,29 @@ pub unsafe extern "C" fn close_descriptor(fd: c_int) -> c_int {
     }
 }
 
+/// syscall(2): libuv closes sockets by SYS_close.
+///
+/// The declaration in C is variadic; on x86-64 and AArch64, integer arguments of variadic functions are
+/// passed as those of other functions.
+#[unsafe(export_name = "syscall")]
+unsafe extern "C" fn call_kernel(
+    number: c_long,
+    first: c_long,
+    second: c_long,
+    third: c_long,
+    fourth: c_long,
+    fifth: c_long,
+    sixth: c_long,
+) -> c_long {
+    // SAFETY: by the contract of the system call.
+    unsafe {
+        if number == libc::SYS_close {
+            return close_descriptor(first as c_int).into();
+        }
+        libc_calls::syscall(number, first, second, third, fourth, fifth, sixth)
+    }
+}
+
 /// Removes the state of a number that is closed or reused.
 fn forget_number(fd: c_int) {
     remove_candidate(fd);
@@ -139,13 +162,26 @@ fn forget_number(fd: c_int) {
     unsafe { rsockets::close_epoll(fd) };
 }
 
+/// Makes a duplicate what the original is: an rsocket, or a socket that may become one.
+///
+/// # Safety
+/// A descriptor and its duplicate, which the program has just made.
+unsafe fn note_duplicate(fd: c_int, number: c_int) {
+    if is_rsocket(fd) {
+        // SAFETY: the duplicate belongs to the program, which gives it away.
+        unsafe { rsockets::add_duplicate(fd, number) };
+    } else if is_candidate(fd) {
+        add_duplicate_candidate(fd, number);
+    }
+}
+
 #[unsafe(export_name = "dup")]
 unsafe extern "C" fn duplicate(fd: c_int) -> c_int {
     // SAFETY: numbers; the new descriptor belongs to the program.
     unsafe {
         let number = libc_calls::dup(fd);
-        if number >= 0 && is_rsocket(fd) {
-            rsockets::add_duplicate(fd, number);
+        if number >= 0 {
+            note_duplicate(fd, number);
         }
         number
     }
@@ -161,11 +197,10 @@ unsafe fn duplicate_to(fd: c_int, number: c_int, flags: c_int) -> c_int {
         }
         remove_candidate(made);
         // These look-ups also drop the rsocket or the epoll instance that the call has closed.
-        if is_rsocket(fd) {
-            rsockets::add_duplicate(fd, made);
-        } else if !is_open_rsocket(made) {
+        if !is_rsocket(fd) && !is_open_rsocket(made) {
             rsockets::close_epoll(made);
         }
+        note_duplicate(fd, made);
         made
     }
 }
@@ -198,17 +233,17 @@ unsafe extern "C" fn duplicate_with_flags(fd: c_int, number: c_int, flags: c_int
 unsafe extern "C" fn control_descriptor(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        if !is_rsocket(fd) {
-            return libc_calls::fcntl(fd, command, argument);
-        }
         if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
             let number = libc_calls::fcntl(fd, command, argument);
             if number >= 0 {
-                rsockets::add_duplicate(fd, number);
+                note_duplicate(fd, number);
             }
             return number;
         }
-        rsockets::fcntl(fd, command, argument)
+        if is_rsocket(fd) {
+            return rsockets::fcntl(fd, command, argument);
+        }
+        libc_calls::fcntl(fd, command, argument)
     }
 }
 

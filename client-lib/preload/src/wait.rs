@@ -37,7 +37,7 @@ unsafe extern "C" fn poll_with_mask(
     // SAFETY: by the contract of the manual page.
     unsafe {
         let mut list = (0..count as usize).map(|index| (*fds.add(index)).fd);
-        if list.any(is_rsocket) {
+        if list.any(|fd| is_rsocket(fd) || rsockets::is_epoll(fd) != 0) {
             rsockets::ppoll(fds, count, timeout, mask)
         } else {
             libc_calls::ppoll(fds, count, timeout, mask)
@@ -99,11 +99,9 @@ unsafe extern "C" fn control_epoll(
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        if is_rsocket(fd) {
-            return rsockets::epoll_ctl(number, operation, fd, event);
-        }
-        let done = libc_calls::epoll_ctl(number, operation, fd, event);
-        if done == 0 {
+        let is_rsocket = is_rsocket(fd);
+        let done = rsockets::epoll_ctl(number, operation, fd, event);
+        if done == 0 && !is_rsocket {
             let event = (!event.is_null()).then(|| *event);
             note_epoll(number, operation, fd, event);
         }

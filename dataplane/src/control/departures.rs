@@ -229,14 +229,16 @@ pub(super) struct Departures {
 }
 
 impl Departures {
-    /// Removes a client: its objects in the workers first, then its keys and memory.
+    /// Removes a client: its objects in the workers first, then its keys and memory. With `lingers`,
+    /// both stay until its streams have sent their posted requests; until then they are charged to its
+    /// account.
     pub fn remove_client(
         &mut self,
         context: &mut Context,
         connections: &mut Connections,
         memory: &Memory,
         id: ClientId,
-        why: &str,
+        (why, lingers): (&str, bool),
     ) {
         let Some(mut client) = context.resources.clients.remove(&id) else {
             return;
@@ -253,9 +255,10 @@ impl Departures {
         let slow_to_close = has_descriptors_waiting(&client.conn);
         let mut entries = DepartingEntries::take(connections, &mut client);
         remove_connections(context, connections, &memory.keys, &mut entries, why);
-        context
-            .workers
-            .post_to_all(|| Command::RemoveClient { client: id });
+        context.workers.post_to_all(|| Command::RemoveClient {
+            client: id,
+            lingers,
+        });
         let regions: Vec<_> = client
             .arenas
             .values()

@@ -469,14 +469,17 @@ impl ControlThread {
                 self.remove_client(id, "sent file descriptors");
             }
             Err(RecvError::WouldBlock) => {}
-            Err(RecvError::Closed) => self.remove_client(id, "closed its socket"),
+            Err(RecvError::Closed) => self.remove_departed(id, ("closed its socket", true)),
             Err(RecvError::Truncated | RecvError::DescriptorsLost) => {
                 let _ = client
                     .conn
                     .send_refusal(0, 0, libc::EMSGSIZE, "packet too long");
                 self.remove_client(id, "sent an overlong packet");
             }
-            Err(RecvError::Io(error)) => self.remove_client(id, &format!("socket failed: {error}")),
+            // ECONNRESET: it has ended before it read a reply.
+            Err(RecvError::Io(error)) => {
+                self.remove_departed(id, (&format!("socket failed: {error}"), true));
+            }
         }
         false
     }
@@ -796,15 +799,20 @@ impl ControlThread {
         }
     }
 
-    /// Removes a client: its objects in the workers first, then its keys and memory.
+    /// Removes a client that has to leave, without any delay.
     fn remove_client(&mut self, id: ClientId, why: &str) {
+        self.remove_departed(id, (why, false));
+    }
+
+    /// Removes a client; `reason`: why it departs, and whether its streams linger.
+    fn remove_departed(&mut self, id: ClientId, reason: (&str, bool)) {
         self.captures.end_of_client(&self.context.workers, id);
         self.departures.remove_client(
             &mut self.context,
             &mut self.connections,
             &self.memory,
             id,
-            why,
+            reason,
         );
     }
 

@@ -154,6 +154,7 @@ pub(super) fn create_qp(
             peer: m::Addr::NONE,
             pair: None,
             waits_for_receives: false,
+            final_send: request.final_send,
             is_recorded: false,
             port_claim: PortClaim::default(),
             most_connections: 0,

@@ -17,8 +17,8 @@ use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::{EVERY_DEVICE, KIND_CM_EVENT};
 use siw_shm::control::{
-    Addr, AsyncEventKind, CmEventKind, CmEventMessage, ControlSocket, MemoryExtent, QpState, codec,
-    messages,
+    Addr, AsyncEventKind, CmEventKind, CmEventMessage, ControlSocket, FinalSend, MemoryExtent,
+    QpState, codec, messages,
 };
 use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 use siw_shm::work_queue::state_offset;
@@ -157,6 +157,8 @@ pub struct ClientQp {
     pub pair: Option<PairAttempt>,
     /// The consumer of the current connection wants messages to wait for receive work requests.
     pub waits_for_receives: bool,
+    /// The SEND that ends it if its client departs; present if it is a stream.
+    pub final_send: FinalSend,
     /// The flight recorder has its events.
     pub is_recorded: bool,
     /// Claim of the local port that its client chose.
@@ -389,6 +391,7 @@ impl Client {
             is_paired: qp.pair.is_some(),
             most_connections: qp.most_connections,
             waits_for_receives: qp.waits_for_receives || qp.pair.is_some(),
+            final_send: qp.final_send,
             is_recorded: qp.is_recorded,
             srq_share: qp
                 .srq

@@ -9,6 +9,7 @@ use super::Worker;
 use super::listen::ListenRequest;
 use super::messages::{Command, Event};
 use super::thresholds::THRESHOLDS;
+use crate::ids::ClientId;
 
 /// Time that a stop allows connections to close gracefully.
 const STOP_GRACE: Duration = Duration::from_millis(500);
@@ -38,6 +39,9 @@ impl Worker {
 
     fn execute_command(&mut self, now: Instant, command: Command) {
         let connections = &mut self.connections;
+        let Some(command) = connections.lingering.hold(command) else {
+            return;
+        };
         match command {
             Command::SetTaps(taps) => {
                 let taps = taps.map(|taps| taps.for_worker(self.index));
@@ -57,9 +61,9 @@ impl Worker {
                     .scheduler
                     .add_client(client, user, doorbells, wake);
             }
-            Command::RemoveClient { client } => {
-                if let Some(wake) = connections.remove_client(now, client) {
-                    self.wake_sources.unwatch(&wake);
+            Command::RemoveClient { client, lingers } => {
+                if !connections.remove_queue_pairs(now, client, lingers) {
+                    self.forget_client(client);
                 }
             }
             Command::AddCq(cq) => connections.context.cqs.insert(*cq),
@@ -180,6 +184,21 @@ impl Worker {
             Command::AddPort(port) => connections.add_port(*port),
             Command::RemovePort { device } => connections.remove_port(now, device),
             Command::Stop => self.start_stopping(now),
+        }
+    }
+
+    fn forget_client(&mut self, client: ClientId) {
+        if let Some(wake) = self.connections.forget_client(client) {
+            self.wake_sources.unwatch(&wake);
+        }
+    }
+
+    /// Removes a client whose last lingering stream has ended.
+    #[cold]
+    pub(super) fn end_lingering(&mut self, now: Instant, client: ClientId, held: Vec<Command>) {
+        self.forget_client(client);
+        for command in held {
+            self.execute_command(now, command);
         }
     }
 

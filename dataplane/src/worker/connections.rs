@@ -27,6 +27,7 @@ use super::deadlines::Deadlines;
 use super::drop_reasons::DropCounts;
 use super::histogram::{MessageLengths, RoundTripTimes};
 use super::lifecycle_state::LifecycleState;
+use super::lingering::LingeringClients;
 use super::listener_options::PortListeners;
 use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
 use super::new_port::NewPort;
@@ -59,6 +60,8 @@ pub(super) struct Connections {
     pub(super) deadlines: Deadlines,
     pub(super) port_mapper: PortMapper,
     pub(super) resolutions: Resolutions,
+    /// Departed clients whose streams have not sent all their requests.
+    pub(super) lingering: LingeringClients,
     pub(super) cache: MbufCache,
     /// FPDUs placed out of order.
     pub(super) placed_out_of_order: u64,
@@ -335,14 +338,8 @@ impl Connections {
         self.post_event(Event::QpDestroyed { qpn, windows });
     }
 
-    /// Removes a client with all its queue pairs and queues. Returns its wake-up descriptor.
-    pub(super) fn remove_client(&mut self, now: Instant, client: ClientId) -> Option<Arc<OwnedFd>> {
-        for slot in self
-            .queue_pairs
-            .select(|queue_pair| queue_pair.client == client)
-        {
-            self.drop_queue_pair(now, slot, true);
-        }
+    /// Removes the queues of a client that has no queue pairs any more. Returns its wake-up descriptor.
+    pub(super) fn forget_client(&mut self, client: ClientId) -> Option<Arc<OwnedFd>> {
         self.context.cqs.remove_client(client);
         self.context.srqs.remove_client(client);
         self.resolutions.remove_client(client);

@@ -158,6 +158,13 @@ impl QpView<'_> {
         }
     }
 
+    /// Takes the final SEND of a lingering stream, which follows the last request in the ring.
+    #[cold]
+    fn take_final_send(&mut self) -> Option<&SendWqe> {
+        self.context.wqes.send = *self.rings.final_send.take()?;
+        Some(&self.context.wqes.send)
+    }
+
     /// Returns the slots of a receive that is about to complete to the client, and those of all
     /// receives taken before it.
     #[inline]
@@ -203,6 +210,7 @@ impl QpEnv for QpView<'_> {
         }
         match self.rings.sq.pop(&mut self.context.wqes.send) {
             Ok(Some(())) => Ok(Some(&self.context.wqes.send)),
+            Ok(None) if self.rings.final_send.is_some() => Ok(self.take_final_send()),
             Ok(None) => {
                 self.rings.is_sq_drained = true;
                 Ok(None)

@@ -23,6 +23,7 @@
 //!                 Disconnected: flushes posted requests
 //!
 //!  DestroyQp while data is unacknowledged: Destroying, then removed; otherwise removed at once.
+//!  The client departs while a stream is Running: Lingering, then removed (see `lingering.rs`).
 //!  An error without Terminate (reset, moved to ERROR, a failed build): RST, Disconnected.
 //!  A failed set-up, or one whose queue pair is moved to ERROR: removed; the control thread gets the
 //!  rings back for a new attempt.
@@ -41,6 +42,7 @@
 //! | `Terminating` | room for the Terminate | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
 //! | `Closing` | the acknowledgement of all data, both FINs | [`STALL_TIMEOUT`] since the last progress | RST if data is unacknowledged, `Disconnected` |
 //! | `Destroying` | the acknowledgement of all data | [`destroy_grace`] since the last progress, at most [`STALL_TIMEOUT`] | RST if data is unacknowledged, removed |
+//! | `Lingering` | the acknowledgement of all requests posted before the client departed | [`STALL_TIMEOUT`] since the last progress, at most TCP's `orphan_timeout` | RST if data is unacknowledged, removed |
 //! | `AwaitingRetries` | nothing: the peer of a paired queue pair has left | [`PAIR_RETRIES`] from the stream's end, or from the first request after it | `Disconnected`, flushed |
 //! | `Disconnected` | nothing from a peer: the consumer destroys it or connects again | | |
 //!
@@ -76,7 +78,7 @@ use crate::ids::{CommandToken, Qpn};
 pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
 /// Time without progress after which an ending stream is given up: longer than the pauses of a slow
 /// reader and the outages of a link.
-const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limits of [`destroy_grace`].
 const DESTROY_GRACE_MIN: Duration = Duration::from_millis(100);
 const DESTROY_GRACE_MAX: Duration = Duration::from_secs(2);
@@ -234,7 +236,12 @@ impl Connections {
         let Some(conn) = queue_pair.conn else { return };
         let port = queue_pair.port;
         let state = &queue_pair.state;
-        match queue_pair.protocol.requested_close() {
+        let close = queue_pair.protocol.requested_close();
+        if matches!(state, LifecycleState::Lingering { .. }) && close.is_some() {
+            // The peer reads no more.
+            return self.finish_lingering(now, slot);
+        }
+        match close {
             Some(CloseKind::Abort) => {
                 self.ports[port].stack.abort(now, conn);
                 self.on_connection_ended(now, port, conn, slot, CloseReason::Reset);
@@ -280,6 +287,10 @@ impl Connections {
             }
             LifecycleState::Terminating { .. } => LifecycleState::Terminating { deadline },
             LifecycleState::Closing { .. } => LifecycleState::Closing { deadline },
+            LifecycleState::Lingering { end, .. } => LifecycleState::Lingering {
+                deadline: deadline.min(*end),
+                end: *end,
+            },
             LifecycleState::Destroying { end, .. } => {
                 let stack = &self.ports[queue_pair.port].stack;
                 let info = queue_pair.conn.and_then(|conn| stack.tcp_info(conn));
@@ -321,6 +332,8 @@ impl Connections {
         if matches!(old, Some(LifecycleState::Destroying { .. })) {
             self.report_and_follow(now, slot);
             self.finish_destroy(now, slot);
+        } else if matches!(old, Some(LifecycleState::Lingering { .. })) {
+            self.finish_lingering(now, slot);
         } else {
             let queue_pair = self.queue_pairs.get(slot);
             if !queue_pair.is_some_and(|queue_pair| is_quiet(&queue_pair.protocol)) {

@@ -35,6 +35,11 @@ pub(super) enum LifecycleState {
         /// Latest deadline, whatever the progress.
         end: Instant,
     },
+    Lingering {
+        deadline: Instant,
+        /// Latest deadline, whatever the progress.
+        end: Instant,
+    },
     AwaitingRetries {
         deadline: Instant,
     },
@@ -79,6 +84,7 @@ impl LifecycleState {
             LifecycleState::Terminating { .. } => "terminating",
             LifecycleState::Closing { .. } => "closing",
             LifecycleState::Destroying { .. } => "destroying",
+            LifecycleState::Lingering { .. } => "lingering",
             LifecycleState::AwaitingRetries { .. } => "awaiting retries",
             LifecycleState::Disconnected => "disconnected",
         }
@@ -95,6 +101,7 @@ impl LifecycleState {
             | LifecycleState::Terminating { deadline }
             | LifecycleState::Closing { deadline }
             | LifecycleState::Destroying { deadline, .. }
+            | LifecycleState::Lingering { deadline, .. }
             | LifecycleState::AwaitingRetries { deadline } => Some(*deadline),
             LifecycleState::Running { wake } => wake.as_ref().map(|wake| wake.at),
             LifecycleState::Unconnected | LifecycleState::Disconnected => None,
@@ -111,6 +118,7 @@ impl LifecycleState {
                 | LifecycleState::Terminating { .. }
                 | LifecycleState::Closing { .. }
                 | LifecycleState::Destroying { .. }
+                | LifecycleState::Lingering { .. }
         )
     }
 
@@ -123,6 +131,7 @@ impl LifecycleState {
                 | LifecycleState::Terminating { .. }
                 | LifecycleState::Closing { .. }
                 | LifecycleState::Destroying { .. }
+                | LifecycleState::Lingering { .. }
         )
     }
 

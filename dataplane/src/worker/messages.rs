@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
+use siw_shm::control::FinalSend;
 use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
 use siw_tcp::IpCidr;
 
@@ -75,6 +76,8 @@ pub struct QpSetup {
     /// A message without a receive work request waits for one, even if the device's settings do not
     /// ask for it.
     pub waits_for_receives: bool,
+    /// The SEND that ends it if its client departs; present if it is a stream.
+    pub final_send: FinalSend,
     /// The report of the end of its connection has the state of the connection.
     pub is_recorded: bool,
 }
@@ -146,10 +149,13 @@ pub enum Command {
         /// Written by the client when the worker sleeps.
         wake: Arc<OwnedFd>,
     },
-    /// Removes a client and its queue pairs; resets its connections.
+    /// Removes a client and its queue pairs; resets its connections. Barriers that follow it for the
+    /// client wait for its lingering streams.
     RemoveClient {
         /// Its number.
         client: ClientId,
+        /// Its streams linger until their posted requests are sent.
+        lingers: bool,
     },
     /// Adds a completion queue that queue pairs of this worker complete to.
     AddCq(Box<WorkerCq>),

@@ -44,6 +44,7 @@ mod fpdu_writer;
 pub mod histogram;
 mod lifecycle;
 mod lifecycle_state;
+mod lingering;
 mod listen;
 mod listener_options;
 mod mailbox;
@@ -92,6 +93,7 @@ use context::WorkerContext;
 use deadlines::Deadlines;
 use drop_reasons::DropCounts;
 use histogram::{MessageLengths, RoundTripTimes};
+use lingering::LingeringClients;
 use messages::Event;
 use parked::Wait;
 use pending_connections::PendingConnections;
@@ -174,6 +176,7 @@ impl Worker {
             deadlines: Deadlines::default(),
             port_mapper: PortMapper::default(),
             resolutions: Resolutions::default(),
+            lingering: LingeringClients::default(),
             cache: MbufCache::new(&config.pool),
             placed_out_of_order: 0,
             receive_waits: ReceiveWaits::default(),
@@ -292,6 +295,10 @@ impl BatchLoop for Worker {
             connections.post_event(Event::SrqLimit { client, srq });
         }
         rx_frame::recycle_dropped_frames(&mut connections.cache);
+        while let Some((client, held)) = self.connections.lingering.pop_ended() {
+            self.end_lingering(now, client, held);
+        }
+        let connections = &self.connections;
         if !connections.outgoing_events.is_empty() {
             self.deliver_events();
         }

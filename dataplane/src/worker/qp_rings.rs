@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use siw_iwarp::QpEvent;
-use siw_shm::{RqConsumer, SqConsumer};
+use siw_shm::{RqConsumer, SendWqe, SqConsumer};
 
 use super::completion_queues::CqeId;
 use super::messages::QpSetup;
@@ -44,6 +44,8 @@ pub struct QpRings {
     pub srq_share: u32,
     /// Completions of shared requests that the client may not have polled yet.
     pub held: VecDeque<CqeId>,
+    /// Request that follows the last one in the send queue: the final SEND of a lingering stream.
+    pub final_send: Option<Box<SendWqe>>,
 }
 
 impl QpRings {
@@ -61,6 +63,7 @@ impl QpRings {
             srq: setup.srq,
             srq_share: setup.srq_share,
             held: VecDeque::new(),
+            final_send: None,
             is_sq_drained: false,
             is_sq_broken: false,
             is_rq_broken: false,

@@ -372,6 +372,9 @@ impl Connections {
             self.extend_deadline(now, slot);
         }
         self.after_call(now, slot);
+        if is_ending {
+            self.check_lingering(now, slot);
+        }
     }
 
     /// Completes messages whose last byte was acknowledged, unless a port still refers to their

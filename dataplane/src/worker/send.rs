@@ -224,6 +224,7 @@ impl Connections {
                 self.mark_ready(slot);
             }
             self.after_call(now, slot);
+            self.check_lingering(now, slot);
         }
     }
 }

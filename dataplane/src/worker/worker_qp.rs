@@ -4,6 +4,7 @@
 use std::mem::offset_of;
 
 use siw_iwarp::{QueuePair, RdmapState};
+use siw_shm::control::FinalSend;
 use siw_shm::prefetch::prefetch_lines;
 use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 
@@ -51,6 +52,8 @@ pub(super) struct WorkerQp {
     pub(super) held_events: Events,
     /// Deadline of a message that waits for a receive work request, if one does.
     pub(super) receive_wait_end: Option<Instant>,
+    /// The SEND that ends it if its client departs; present if it is a stream.
+    pub(super) final_send: FinalSend,
     /// Completions whose polling the report of the end of its connection may wait for.
     pub(super) unpolled: Option<UnpolledCompletions>,
 }
@@ -69,7 +72,7 @@ impl WorkerQp {
     /// A queue pair without a connection.
     pub(super) fn new(setup: QpSetup, user: UserSlot, port: usize) -> WorkerQp {
         let mut protocol = QueuePair::new(setup.attr);
-        let is_recorded = setup.is_recorded;
+        let (is_recorded, final_send) = (setup.is_recorded, setup.final_send);
         protocol.set_paired(setup.is_paired);
         if setup.waits_for_receives {
             protocol.set_receive_wait(RECEIVE_WAIT_MS);
@@ -93,6 +96,7 @@ impl WorkerQp {
             is_ready: false,
             is_polled: false,
             is_recorded,
+            final_send,
             unpolled: None,
         }
     }
@@ -122,7 +126,9 @@ impl WorkerQp {
     /// True if the send queue has work requests that are posted or not completed. A ring with invalid
     /// indices counts as non-empty: taking from it ends its client.
     pub(super) fn has_sends(&mut self) -> bool {
-        self.protocol.has_outstanding_sends() || !self.rings.sq.is_empty().unwrap_or(false)
+        self.protocol.has_outstanding_sends()
+            || self.rings.final_send.is_some()
+            || !self.rings.sq.is_empty().unwrap_or(false)
     }
 }
 

@@ -96,6 +96,7 @@ impl RawClient {
             max_inline: 64,
             sq_sig_all: 0,
             srq: if shared { srq.srq } else { 0 },
+            final_send: m::FinalSend::default(),
         };
         let (qp, _) = conn.call_and_wait(5, &create, &[]).unwrap();
         RawClient {

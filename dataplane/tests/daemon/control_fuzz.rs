@@ -277,6 +277,7 @@ impl Fuzzer {
                     max_inline: small,
                     sq_sig_all: 0,
                     srq: if a % 2 == 0 { 0 } else { z },
+                    final_send: m::FinalSend::default(),
                 };
                 self.call(&request, &none)
             }

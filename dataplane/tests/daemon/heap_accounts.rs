@@ -105,6 +105,7 @@ impl Greedy {
             max_inline: 0,
             sq_sig_all: 0,
             srq: 0,
+            final_send: m::FinalSend::default(),
         };
         self.call(&request).qp_num
     }

@@ -208,6 +208,7 @@ impl Requests {
             max_inline: 64,
             sq_sig_all: 0,
             srq: 0,
+            final_send: m::FinalSend::default(),
         };
         self.call(&request).qp_num
     }

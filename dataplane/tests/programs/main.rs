@@ -26,6 +26,7 @@ mod rsockets;
 mod siw_perf;
 mod siw_perf_raw;
 mod siw_ping;
+mod socket_semantics;
 mod socket_servers;
 mod unmodified_objects;
 mod verbs_linking;

@@ -252,6 +252,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
+    /// Longest time that a closing connection without an owner stays unacknowledged.
+    pub fn orphan_timeout(&self) -> Duration {
+        self.shared.config.orphan_timeout
+    }
+
     /// Detaches the owner from the connection: no more events. A closing connection lives on until
     /// TIME-WAIT or LAST-ACK ends, or until [`StackConfig::orphan_timeout`] expires. An open one is
     /// closed first (reset if received data was not read, RFC 2525 section 2.17). A reset leaves

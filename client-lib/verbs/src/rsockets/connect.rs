@@ -324,13 +324,29 @@ impl Rsocket {
                 drop(state);
                 self.watchers.wake();
             }
-            Err(error) => log_failure("raccept", &error),
+            Err(NotAccepted { request, error }) => {
+                log_failure("raccept", &error);
+                listening.requests.extend(request);
+            }
         }
+    }
+
+    /// Returns a request to the queue of the listener; returns the error of accept(2).
+    fn put_back(&self, failed: NotAccepted) -> c_int {
+        if let Phase::Listening(listening) = &mut self.lock().phase
+            && let Some(request) = failed.request
+        {
+            listening.requests.push_front(request);
+        }
+        accept_error(errno_of("raccept", &failed.error))
     }
 
     /// raccept(3): returns a new socket with its descriptor. Without an address it is a socket of
     /// the kernel.
     pub fn accept(&self, flags: c_int) -> Result<(c_int, Option<SocketAddr>), c_int> {
+        if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+            return Err(libc::EINVAL);
+        }
         let accepted = self.attempt(self.blocks(0), None, |state| match &mut state.phase {
             Phase::Listening(listening) => listening.accept(flags),
             _ => Attempt::Done(Err(libc::EINVAL)),
@@ -339,17 +355,20 @@ impl Rsocket {
             let state = self.lock();
             (state.options.clone(), state.family)
         };
+        let (descriptor, connection) = match accepted? {
+            Accepted::Request(descriptor, request, channel) => {
+                let accepted = accept_request(request, &channel, &options);
+                let connection = accepted.map_err(|failed| self.put_back(failed))?;
+                (descriptor, connection)
+            }
+            Accepted::BeforeAccept(descriptor, connection) => (descriptor, connection),
+            Accepted::Kernel(fd) => return Ok((fd, None)),
+        };
         let EarlyConnection {
             stream,
             local,
             peer,
-        } = match accepted? {
-            Accepted::Request(request, channel) => accept_request(request, &channel, &options)
-                .map_err(|error| errno_of("raccept", &error))?,
-            Accepted::BeforeAccept(connection) => connection,
-            Accepted::Kernel(fd) => return Ok((fd, None)),
-        };
-        let descriptor = new_descriptor()?;
+        } = connection;
         add_to_descriptor(&descriptor, &*stream.channel)?;
         let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
         let socket = Rsocket::new(Phase::Stream(stream), family, options, nonblocking);
@@ -375,36 +394,76 @@ fn connect_outcome(state: &mut RsocketState) -> Result<(), c_int> {
     }
 }
 
+/// A request that could not be accepted.
+struct NotAccepted {
+    /// It is pending still.
+    request: Option<ConnectionRequest>,
+    error: Error,
+}
+
 /// Accepts a connection. Its events go to the channel of the listener, which ignores them:
-/// completions show the state of a stream.
+/// completions show the state of a stream. A connection whose peer has left reads as ended, as one of
+/// the kernel does.
 fn accept_request(
     request: ConnectionRequest,
     channel: &CmChannel,
     options: &Options,
-) -> Result<EarlyConnection, Error> {
+) -> Result<EarlyConnection, NotAccepted> {
     let info = request.connection_info();
-    let (local_addr, peer_addr) = (info.local, info.peer);
-    let peer = ConnectionData::decode(&request.connection_info().private_data);
-    let peer = peer.ok_or(Error::Refused {
-        errno: libc::ECONNABORTED,
-        reason: "rejected a peer that is not an rsocket".into(),
-    })?;
-    let mut stream = Stream::new(Devices::open()?, &options.sizes)?;
-    let data = stream.connection_data().encode();
+    let (local, peer) = (info.local, info.peer);
+    let Some(data) = ConnectionData::decode(&info.private_data) else {
+        let error = Error::Refused {
+            errno: libc::ECONNABORTED,
+            reason: "rejected a peer that is not an rsocket".into(),
+        };
+        let request = None;
+        return Err(NotAccepted { request, error });
+    };
+    let stream = Devices::open().and_then(|devices| Stream::new(devices, &options.sizes));
+    let mut stream = match stream {
+        Ok(stream) => stream,
+        Err(error) => {
+            let request = Some(request);
+            return Err(NotAccepted { request, error });
+        }
+    };
+    let answer_data = stream.connection_data().encode();
     let answer = ConnectOptions {
-        private_data: &data,
+        private_data: &answer_data,
         ord: READS,
         ird: READS,
         ..ConnectOptions::default()
     };
-    request.accept(&stream.qp, Some(channel), &answer)?;
-    stream.open(&peer);
-    stream.progress();
+    match request.accept(&stream.qp, Some(channel), &answer) {
+        Ok(()) => {
+            stream.open(&data);
+            stream.progress();
+        }
+        // The request was cancelled.
+        Err(failed) if failed.error.errno() == libc::ENOENT => {}
+        Err(failed) => {
+            // A lack of resources ends.
+            let ends = accept_error(failed.error.errno()) != libc::ECONNABORTED;
+            let (request, error) = (ends.then_some(failed.object), failed.error);
+            return Err(NotAccepted { request, error });
+        }
+    }
     Ok(EarlyConnection {
         stream,
-        local: local_addr,
-        peer: peer_addr,
+        local,
+        peer,
     })
+}
+
+/// Errors of accept(2) for those of the daemon. Programs end on others.
+fn accept_error(errno: c_int) -> c_int {
+    match errno {
+        libc::ECONNABORTED | libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM => errno,
+        libc::EPERM | libc::EPROTO => errno,
+        // Limits of the daemon.
+        libc::EDQUOT | libc::ENOSPC | libc::EAGAIN => libc::ENOBUFS,
+        _ => libc::ECONNABORTED,
+    }
 }
 
 /// Finds a listener of this process at the address.
@@ -418,21 +477,29 @@ fn find_own_listener(to: SocketAddr) -> Option<Arc<Rsocket>> {
     })
 }
 
-/// An accepted connection.
+/// An accepted connection, with the descriptor of its rsocket.
 enum Accepted {
-    BeforeAccept(EarlyConnection),
-    Request(ConnectionRequest, Arc<CmChannel>),
+    BeforeAccept(OwnedFd, EarlyConnection),
+    Request(OwnedFd, ConnectionRequest, Arc<CmChannel>),
     /// A connection of the kernel's listener that was added by `join`.
     Kernel(c_int),
 }
 
 impl Listening {
     fn accept(&mut self, flags: c_int) -> Attempt<Result<Accepted, c_int>> {
-        if let Some(connection) = self.early.pop_front() {
-            return Attempt::Done(Ok(Accepted::BeforeAccept(connection)));
-        }
-        if let Some(request) = self.requests.pop_front() {
-            return Attempt::Done(Ok(Accepted::Request(request, self.channel.clone())));
+        if !(self.early.is_empty() && self.requests.is_empty()) {
+            // Before the connection is taken: after EMFILE it is pending still.
+            let descriptor = match new_descriptor() {
+                Ok(descriptor) => descriptor,
+                Err(errno) => return Attempt::Done(Err(errno)),
+            };
+            if let Some(connection) = self.early.pop_front() {
+                return Attempt::Done(Ok(Accepted::BeforeAccept(descriptor, connection)));
+            }
+            if let Some(request) = self.requests.pop_front() {
+                let channel = self.channel.clone();
+                return Attempt::Done(Ok(Accepted::Request(descriptor, request, channel)));
+            }
         }
         let Some(kernel) = &self.kernel else {
             return match self.error {

@@ -4,16 +4,22 @@
 //! this library, with the descriptors of the rsockets. An rsocket whose descriptor is readable
 //! becomes a candidate. A candidate is checked; if it is ready it is reported, otherwise it is
 //! armed and not checked again until its descriptor is readable.
+//!
+//! The kernel shows the descriptor of an instance as readable while it has candidates that are not
+//! ready, and as quiet while it has ready ones. Calls that watch such a descriptor therefore ask
+//! [`Instance::has_events`]: poll(2) and select(2) directly, and an instance that it was added to for
+//! its [`NestedInstance`].
 
 use super::mark::Mark;
-use super::socket::Rsocket;
+use super::socket::{Rsocket, to_timespec};
 use super::table;
 use super::watchers::Watcher;
 use crate::per_process::PerProcess;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,6 +27,9 @@ use std::time::{Duration, Instant};
 const WAKE: u64 = u64::MAX;
 /// Events taken from the kernel at once.
 const BATCH: usize = 64;
+
+/// Looks at the events of an instance before it counts as quiet.
+const LOOKS: u32 = 2;
 
 /// An epoll instance with rsockets.
 pub struct Instance {
@@ -31,6 +40,52 @@ pub struct Instance {
     /// Wakes a waiting thread for a new candidate.
     wake: OwnedFd,
     watches: Mutex<Watches>,
+    /// There are some in `nested`.
+    is_outer: AtomicBool,
+    nested: Mutex<Vec<NestedInstance>>,
+}
+
+/// An epoll instance that was added to another one. The kernel's instance holds it with `token` as its
+/// event data.
+struct NestedInstance {
+    descriptor: c_int,
+    events: u32,
+    data: u64,
+    /// Its address is event data that the program cannot use.
+    token: Box<u8>,
+}
+
+impl NestedInstance {
+    fn token(&self) -> u64 {
+        &raw const *self.token as u64
+    }
+
+    /// The event for the program. With EPOLLONESHOT there is no other before EPOLL_CTL_MOD.
+    fn report(&mut self, number: c_int) -> libc::epoll_event {
+        if self.events & libc::EPOLLONESHOT as u32 != 0 {
+            self.events = 0;
+            let _ = control_kernel(
+                number,
+                libc::EPOLL_CTL_MOD,
+                self.descriptor,
+                0,
+                self.token(),
+            );
+        }
+        let events = libc::EPOLLIN as u32;
+        libc::epoll_event {
+            events,
+            u64: self.data,
+        }
+    }
+
+    /// Checks for events of the nested instance.
+    fn is_ready(&self, own: usize) -> bool {
+        match find_instance(self.descriptor) {
+            Some(instance) => instance.has_events(self.descriptor, own),
+            None => is_readable(self.descriptor),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -78,7 +133,7 @@ impl Watches {
 impl Watcher for Instance {
     fn wake_for(&self, descriptor: c_int) {
         self.add_candidate(descriptor);
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        self.wake();
     }
 
     fn forget(&self, descriptor: c_int) {
@@ -89,6 +144,15 @@ impl Watcher for Instance {
 impl Instance {
     fn lock(&self) -> MutexGuard<'_, Watches> {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_nested(&self) -> MutexGuard<'_, Vec<NestedInstance>> {
+        self.nested.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a waiting thread check the candidates.
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     /// Creates the inner instance and adds it to the kernel's instance `outer`.
@@ -106,6 +170,8 @@ impl Instance {
             inner,
             wake,
             watches: Mutex::default(),
+            is_outer: AtomicBool::new(false),
+            nested: Mutex::default(),
         });
         let data = epoll::EventData::new_u64(instance.token());
         let outer = table::borrow(outer);
@@ -236,6 +302,64 @@ impl Instance {
         count
     }
 
+    /// Checks whether epoll_wait(2) would report an event, and leaves it for that call. If there is
+    /// none, every later one makes the descriptor readable. `own`: [`SLEEPERS`] of this thread.
+    pub fn has_events(&self, number: c_int, own: usize) -> bool {
+        IS_WATCHED.store(true, Ordering::Relaxed);
+        // An rsocket may have had an event since the check. One that is not asked for stays.
+        for _ in 0..LOOKS {
+            self.take_inner_events();
+            if self.has_ready_candidate(own) || self.has_ready_nested(own) {
+                return true;
+            }
+            if !is_readable(number) {
+                return false;
+            }
+            if !is_readable(self.inner.as_raw_fd()) {
+                // By one of the kernel's descriptors.
+                return true;
+            }
+        }
+        false
+    }
+
+    fn has_ready_nested(&self, own: usize) -> bool {
+        let nested = self.lock_nested();
+        nested.iter().any(|nested| nested.is_ready(own))
+    }
+
+    /// Checks candidates until one is ready, which stays a candidate.
+    fn has_ready_candidate(&self, own: usize) -> bool {
+        let mut candidates = std::mem::take(&mut self.lock().candidates);
+        let mut is_ready = false;
+        candidates.retain(|candidate| {
+            if is_ready {
+                return true;
+            }
+            let Some(watch) = self.begin_check(*candidate) else {
+                return false;
+            };
+            is_ready = watch.check_readiness() != 0;
+            is_ready && self.keep_candidate(*candidate)
+        });
+        self.lock().candidates.append(&mut candidates);
+        if is_ready && has_sleepers(own) {
+            // One may have looked for the candidates meanwhile. Without one there is no new edge for an
+            // instance that watches this one with EPOLLET.
+            self.wake();
+        }
+        is_ready
+    }
+
+    /// Keeps a checked rsocket in the caller's list, unless it is in the other one already.
+    fn keep_candidate(&self, candidate: Candidate) -> bool {
+        let mut watches = self.lock();
+        let Some(watch) = watches.find(candidate) else {
+            return false;
+        };
+        !std::mem::replace(&mut watch.is_candidate, true)
+    }
+
     /// Returns the watch to check. The check itself runs without the lock, because threads that
     /// hold the lock of an rsocket may wait for this one.
     fn begin_check(&self, candidate: Candidate) -> Option<Watch> {
@@ -306,13 +430,62 @@ fn wait_kernel(
             size_of::<u64>(),
         )
     };
-    usize::try_from(count).map_err(|_| {
-        let error = std::io::Error::last_os_error();
-        error.raw_os_error().unwrap_or(libc::EINVAL)
-    })
+    usize::try_from(count).map_err(|_| last_errno())
 }
 
-fn find_instance(number: c_int) -> Option<Arc<Instance>> {
+/// The errno of a failed system call.
+fn last_errno() -> c_int {
+    let error = std::io::Error::last_os_error();
+    error.raw_os_error().unwrap_or(libc::EINVAL)
+}
+
+/// A call has asked for the events of an instance without taking them.
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+/// Threads that wait for instances, once one is watched.
+static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread that waits, counted in [`SLEEPERS`] until it is dropped.
+struct Sleeper;
+
+impl Sleeper {
+    /// Counts this thread before it looks for candidates: another one that has them meanwhile puts them
+    /// back before it looks for sleepers.
+    fn new() -> Option<Sleeper> {
+        IS_WATCHED.load(Ordering::Relaxed).then(|| {
+            SLEEPERS.fetch_add(1, Ordering::SeqCst);
+            Sleeper
+        })
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        SLEEPERS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Checks for sleepers besides `own` of this thread.
+fn has_sleepers(own: usize) -> bool {
+    SLEEPERS.load(Ordering::SeqCst) > own
+}
+
+/// Checks whether the kernel shows a descriptor as readable.
+fn is_readable(descriptor: c_int) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(
+        table::borrow(descriptor),
+        PollFlags::IN,
+    )];
+    rustix::event::poll(&mut fds, Some(&to_timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
+}
+
+/// Checks whether a descriptor is an epoll instance.
+fn is_epoll(descriptor: c_int) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}"));
+    link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventpoll]")
+}
+
+/// Finds the instance with rsockets of a descriptor.
+pub fn find_instance(number: c_int) -> Option<Arc<Instance>> {
     let found = {
         let instances = INSTANCES.get().read();
         let instances = instances.unwrap_or_else(PoisonError::into_inner);
@@ -379,7 +552,13 @@ pub fn control_instance(
     descriptor: c_int,
     event: Option<AskedEvent>,
 ) -> Option<Result<(), c_int>> {
-    let socket = table::find(descriptor)?;
+    let Some(socket) = table::find(descriptor) else {
+        return control_nested(number, operation, descriptor, event);
+    };
+    // The descriptor of an rsocket is an epoll instance of this library.
+    if table::find(number).is_some() {
+        return Some(Err(libc::EINVAL));
+    }
     let event = event.ok_or(libc::EFAULT);
     Some(match operation {
         libc::EPOLL_CTL_ADD => {
@@ -396,6 +575,139 @@ pub fn control_instance(
     })
 }
 
+/// epoll_ctl(2) for an epoll instance in another one; None if the descriptor is not one, or was added
+/// to the kernel's instance only.
+fn control_nested(
+    number: c_int,
+    operation: c_int,
+    descriptor: c_int,
+    event: Option<AskedEvent>,
+) -> Option<Result<(), c_int>> {
+    let outer = if operation == libc::EPOLL_CTL_ADD {
+        if !is_epoll(descriptor) || !is_epoll(number) {
+            return None;
+        }
+        match find_or_add_instance(number) {
+            Ok(outer) => outer,
+            Err(errno) => return Some(Err(errno)),
+        }
+    } else {
+        find_instance(number).filter(|outer| outer.is_outer.load(Ordering::Acquire))?
+    };
+    outer.control_nested(number, operation, descriptor, event)
+}
+
+/// epoll_ctl(2) of the kernel, by system call number.
+fn control_kernel(
+    number: c_int,
+    operation: c_int,
+    descriptor: c_int,
+    events: u32,
+    token: u64,
+) -> Result<(), c_int> {
+    let mut event = libc::epoll_event { events, u64: token };
+    let event = &raw mut event;
+    // SAFETY: an event.
+    let done = unsafe { libc::syscall(libc::SYS_epoll_ctl, number, operation, descriptor, event) };
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+impl Instance {
+    /// None if it has no such instance.
+    fn control_nested(
+        &self,
+        number: c_int,
+        operation: c_int,
+        descriptor: c_int,
+        event: Option<AskedEvent>,
+    ) -> Option<Result<(), c_int>> {
+        let mut nested = self.lock_nested();
+        let found = nested
+            .iter()
+            .position(|nested| nested.descriptor == descriptor);
+        if operation == libc::EPOLL_CTL_DEL {
+            let removed = nested.swap_remove(found?);
+            let token = removed.token();
+            return Some(control_kernel(number, operation, descriptor, 0, token));
+        }
+        let is_new = operation == libc::EPOLL_CTL_ADD;
+        if found.is_none() && !is_new {
+            return None;
+        }
+        let Some(event) = event else {
+            return Some(Err(libc::EFAULT));
+        };
+        let mut wanted = NestedInstance {
+            descriptor,
+            events: event.events,
+            data: event.data,
+            token: Box::new(0),
+        };
+        if let Some(found) = found.filter(|_| !is_new) {
+            std::mem::swap(&mut wanted.token, &mut nested[found].token);
+        }
+        let done = control_kernel(number, operation, descriptor, event.events, wanted.token());
+        match (done, found) {
+            (Ok(()), Some(found)) => nested[found] = wanted,
+            (Ok(()), None) => nested.push(wanted),
+            (Err(errno), Some(found)) if !is_new => {
+                std::mem::swap(&mut wanted.token, &mut nested[found].token);
+                return Some(Err(errno));
+            }
+            (Err(errno), _) => return Some(Err(errno)),
+        }
+        self.is_outer.store(true, Ordering::Release);
+        Some(Ok(()))
+    }
+
+    /// Reports the ready instances among the nested ones that are not edge-triggered, and returns their
+    /// number.
+    fn report_nested(&self, number: c_int, events: &mut [libc::epoll_event], own: usize) -> usize {
+        if !self.is_outer.load(Ordering::Acquire) {
+            return 0;
+        }
+        let mut count = 0;
+        for nested in self.lock_nested().iter_mut() {
+            let is_asked = nested.events & libc::EPOLLIN as u32 != 0;
+            let is_edge = nested.events & libc::EPOLLET as u32 != 0;
+            if count < events.len() && is_asked && !is_edge && nested.is_ready(own) {
+                events[count] = nested.report(number);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Replaces the kernel's reports of nested instances by those for the program; returns the number
+    /// of events left. With `is_first`, level-triggered ones are reported too.
+    fn keep_nested(
+        &self,
+        number: c_int,
+        events: &mut [libc::epoll_event],
+        is_first: bool,
+        own: usize,
+    ) -> usize {
+        if !self.is_outer.load(Ordering::Acquire) {
+            return events.len();
+        }
+        let mut nested = self.lock_nested();
+        let mut kept = 0;
+        for at in 0..events.len() {
+            let mut event = events[at];
+            if let Some(nested) = nested.iter_mut().find(|nested| nested.token() == event.u64) {
+                let is_edge = nested.events & libc::EPOLLET as u32 != 0;
+                if !(is_first || is_edge) || !nested.is_ready(own) {
+                    continue;
+                }
+                event = nested.report(number);
+            }
+            events[kept] = event;
+            kept += 1;
+        }
+        kept
+    }
+}
+
 /// epoll_wait(2) of an instance that may have rsockets.
 pub fn wait_for_events(
     number: c_int,
@@ -407,15 +719,21 @@ pub fn wait_for_events(
         return wait_kernel(number, events, to_milliseconds(timeout), mask);
     };
     let start = Instant::now();
+    let may_block = timeout.is_none_or(|timeout| !timeout.is_zero());
     loop {
+        let sleeper = may_block.then(Sleeper::new).flatten();
+        let own = usize::from(sleeper.is_some());
         let mut count = instance.report_ready(events);
+        count += instance.report_nested(number, &mut events[count..], own);
+        let is_first = count == 0;
         let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
         let is_last = count > 0 || left.is_some_and(|left| left.is_zero());
         let room = &mut events[count..];
         if !room.is_empty() {
             let patience = if is_last { 0 } else { to_milliseconds(left) };
             let more = wait_kernel(number, room, patience, mask)?;
-            count += keep_own(&instance, &mut room[..more]);
+            let more = keep_own(&instance, &mut room[..more]);
+            count += instance.keep_nested(number, &mut room[..more], is_first, own);
         }
         if count > 0 {
             return Ok(count);

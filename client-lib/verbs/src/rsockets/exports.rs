@@ -101,9 +101,25 @@ unsafe fn buffer_list<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::
     unsafe { std::slice::from_raw_parts(list, count) }
 }
 
+/// Maximum number of buffers of a call (UIO_MAXIOV).
+const MOST_BUFFERS: usize = 1024;
+
 /// Converts the number of buffers of readv(2).
 fn to_count(count: c_int) -> Result<usize, c_int> {
-    usize::try_from(count).map_err(|_| libc::EINVAL)
+    let count = usize::try_from(count).ok();
+    count
+        .filter(|count| *count <= MOST_BUFFERS)
+        .ok_or(libc::EINVAL)
+}
+
+/// # Safety
+/// The list of the message has the length that it says.
+unsafe fn buffers_of(message: &libc::msghdr) -> Result<&[libc::iovec], c_int> {
+    if message.msg_iovlen > MOST_BUFFERS {
+        return Err(libc::EMSGSIZE);
+    }
+    // SAFETY: as the caller promised.
+    Ok(unsafe { buffer_list(message.msg_iov, message.msg_iovlen) })
 }
 
 fn one_buffer(start: *mut c_void, length: usize) -> [libc::iovec; 1] {
@@ -220,8 +236,8 @@ unsafe fn receive_from(
 unsafe fn receive_message(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        let list = buffer_list((*message).msg_iov, (*message).msg_iovlen);
-        let received = find_socket(fd).and_then(|socket| socket.receive(list, flags));
+        let received =
+            find_socket(fd).and_then(|socket| socket.receive(buffers_of(&*message)?, flags));
         if received.is_ok() {
             (*message).msg_namelen = 0;
             (*message).msg_controllen = 0;
@@ -253,8 +269,7 @@ unsafe fn send_to(
 unsafe fn send_message(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        let list = buffer_list((*message).msg_iov, (*message).msg_iovlen);
-        to_length(find_socket(fd).and_then(|socket| socket.send(list, flags)))
+        to_length(find_socket(fd).and_then(|socket| socket.send(buffers_of(&*message)?, flags)))
     }
 }
 
@@ -552,6 +567,7 @@ export_symbols! { "SIWD_PRIVATE":
     fn siw_raccept4(
         fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int,
     ) -> c_int = preload::accept4;
+    fn siw_repoll_is_instance(number: c_int) -> c_int = preload::is_epoll;
     fn siw_repoll_forget(number: c_int) -> c_int = preload::forget_epoll;
     fn siw_rppoll(
         fds: *mut libc::pollfd, count: libc::nfds_t, timeout: *const libc::timespec,

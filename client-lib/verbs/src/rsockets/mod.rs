@@ -8,6 +8,7 @@
 //! | `stream.rs`, `send.rs`, `receive.rs` | a connected rsocket: buffers, messages, credits |
 //! | `wire.rs`, `memory.rs` | messages to the peer; memory layout |
 //! | `transfer.rs`, `vectors.rs` | sending, receiving, ending; lists of buffers |
+//! | `closing.rs` | closed streams with unacknowledged data |
 //! | `poll.rs`, `epoll.rs`, `watchers.rs` | waiting for several |
 //! | `preload.rs` | additional functions for the preloaded library |
 //! | `options.rs`, `option_calls.rs` | options, and their calls |
@@ -17,6 +18,7 @@
 //! parent's connections are unaffected. It can create rsockets of its own. Datagrams (SOCK_DGRAM) are not supported: they need
 //! unreliable queue pairs.
 
+mod closing;
 mod connect;
 mod epoll;
 mod exports;

@@ -1,5 +1,6 @@
 //! rpoll(3) and rselect(3): lists that mix rsockets and other descriptors.
 
+use super::epoll::{Instance, find_instance};
 use super::socket::{CALLS_BEFORE_YIELD, Rsocket};
 use super::table;
 use std::ffi::c_int;
@@ -57,10 +58,34 @@ fn poll_kernel(
     usize::try_from(ready).map_err(|_| last_errno())
 }
 
+/// A descriptor whose events the kernel does not know.
+enum Polled {
+    Socket(Arc<Rsocket>),
+    /// An epoll instance with rsockets.
+    Instance(Arc<Instance>),
+}
+
+impl Polled {
+    fn find(descriptor: c_int) -> Option<Polled> {
+        let socket = table::find_checked(descriptor).map(Polled::Socket);
+        socket.or_else(|| find_instance(descriptor).map(Polled::Instance))
+    }
+
+    fn readiness(&self, descriptor: c_int) -> i16 {
+        match self {
+            Polled::Socket(socket) => socket.readiness(),
+            Polled::Instance(instance) if instance.has_events(descriptor, 0) => {
+                libc::POLLIN | libc::POLLRDNORM
+            }
+            Polled::Instance(_) => 0,
+        }
+    }
+}
+
 /// A list of descriptors, with the rsockets among them.
 struct PollList<'a> {
     fds: &'a mut [libc::pollfd],
-    sockets: Vec<Option<Arc<Rsocket>>>,
+    sockets: Vec<Option<Polled>>,
     mask: *const libc::sigset_t,
 }
 
@@ -72,7 +97,7 @@ impl PollList<'_> {
             let Some(socket) = socket else {
                 continue;
             };
-            fd.revents = socket.readiness() & (fd.events | UNASKED);
+            fd.revents = socket.readiness(fd.fd) & (fd.events | UNASKED);
             ready += usize::from(fd.revents != 0);
         }
         ready
@@ -98,10 +123,18 @@ impl PollList<'_> {
         Ok(ready)
     }
 
+    /// The rsockets. Instances arm theirs when they are checked.
+    fn rsockets(&self) -> impl Iterator<Item = &Arc<Rsocket>> {
+        self.sockets.iter().filter_map(|polled| match polled {
+            Some(Polled::Socket(socket)) => Some(socket),
+            _ => None,
+        })
+    }
+
     /// Arms the rsockets and waits.
     fn wait_for_events(&mut self, timeout: Option<Duration>) -> Result<usize, c_int> {
         let mut is_quiet = true;
-        for socket in self.sockets.iter().flatten() {
+        for socket in self.rsockets() {
             is_quiet &= socket.start_polling();
         }
         // Events from before the arming do not wake the thread.
@@ -111,7 +144,7 @@ impl PollList<'_> {
             Some(Duration::ZERO)
         };
         let waited = self.wait(timeout);
-        for socket in self.sockets.iter().flatten() {
+        for socket in self.rsockets() {
             socket.end_polling();
         }
         waited
@@ -124,7 +157,7 @@ pub fn poll_list(
     timeout: Option<Duration>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, c_int> {
-    let sockets: Vec<_> = fds.iter().map(|fd| table::find_checked(fd.fd)).collect();
+    let sockets: Vec<_> = fds.iter().map(|fd| Polled::find(fd.fd)).collect();
     if sockets.iter().all(Option::is_none) {
         return poll_kernel(fds, timeout, mask);
     }

@@ -92,6 +92,11 @@ pub unsafe fn accept4(
     unsafe { accept_with(fd, addr, length, flags) }
 }
 
+/// Checks whether the descriptor is an epoll instance with rsockets.
+pub unsafe fn is_epoll(number: c_int) -> c_int {
+    epoll::find_instance(number).is_some().into()
+}
+
 /// Called when the program closes a descriptor that may be an epoll instance.
 pub unsafe fn forget_epoll(number: c_int) -> c_int {
     epoll::forget_instance(number).into()

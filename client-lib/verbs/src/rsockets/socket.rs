@@ -139,6 +139,12 @@ impl Rsocket {
         }
     }
 
+    /// Takes the phase out of a closed rsocket.
+    pub fn into_phase(self) -> Phase {
+        let state = self.state.into_inner();
+        state.unwrap_or_else(PoisonError::into_inner).phase
+    }
+
     /// Locks the state.
     pub fn lock(&self) -> MutexGuard<'_, RsocketState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

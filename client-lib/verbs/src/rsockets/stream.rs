@@ -37,8 +37,8 @@ pub struct Stream {
     pub writable: bool,
     /// The queue pair is connected, as far as known.
     pub connected: bool,
-    /// This side has announced that it sends no more.
-    pub shut_down: bool,
+    /// The connection was lost: nothing that is outstanding will arrive.
+    lost: bool,
     /// Errno of a broken connection; 0 if there is none, or if it was reported.
     pub error: c_int,
     /// The completion queue is armed; the event may have come already.
@@ -62,7 +62,9 @@ impl Stream {
             max_inline: sizes.inline.into(),
             sq_sig_all: false,
         };
-        let qp = pd.create_qp(&cq, &cq, &init)?;
+        // The peer reads the end of the stream, whether this process closes it or ends.
+        let farewell = StreamMessage::Disconnect.encode();
+        let qp = pd.create_stream_qp(&cq, &cq, &init, &farewell)?;
         let memory = StreamMemory::new(client, pd, &sizes)?;
         let mut stream = Box::new(Stream {
             qp,
@@ -76,7 +78,7 @@ impl Stream {
             readable: false,
             writable: false,
             connected: false,
-            shut_down: false,
+            lost: false,
             error: 0,
             armed: false,
         });
@@ -143,7 +145,7 @@ impl Stream {
         } else if is_success {
             return self.on_message(completion.wr_id as u32);
         }
-        if !is_success && self.connected {
+        if !is_success {
             self.break_off(libc::ECONNRESET);
         }
     }
@@ -187,10 +189,23 @@ impl Stream {
 
     /// Ends the stream after the loss of the connection.
     pub(super) fn break_off(&mut self, errno: c_int) {
+        self.lost = true;
         if self.connected {
             self.error = errno;
         }
         self.end();
+    }
+
+    /// Checks that nothing is outstanding any more, or that the connection was lost.
+    pub fn is_flushed(&self) -> bool {
+        self.lost || self.send.is_idle()
+    }
+
+    /// Resets the connection: the peer loses what it has not received.
+    pub fn reset(&mut self) {
+        // It fails only if the connection has ended.
+        let _ = self.qp.set_error();
+        self.break_off(libc::ECONNRESET);
     }
 
     /// Arms the completion queue. False: it was armed just now, check again before waiting. True:

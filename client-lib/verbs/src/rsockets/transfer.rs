@@ -1,5 +1,6 @@
 //! Sending, receiving and ending: rsend(3), rrecv(3), rshutdown(3), rclose(3) and similar calls.
 
+use super::closing;
 use super::send::Blocked;
 use super::socket::{Attempt, Phase, Rsocket, RsocketState};
 use super::stream::Stream;
@@ -9,8 +10,8 @@ use super::wire::StreamMessage;
 use std::ffi::c_int;
 use std::time::Duration;
 
-/// Time that closing waits for the peer's daemon to receive all data.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time that closing waits for the acknowledgement of all data, before a thread does.
+const CLOSE_PATIENCE: Duration = Duration::from_micros(200);
 
 impl RsocketState {
     /// Returns the stream; `Wait` while it is being connected.
@@ -33,6 +34,8 @@ impl RsocketState {
         }
         let stream = match self.stream() {
             Ok(stream) => stream,
+            // As in the kernel, where only recv(2) fails with ENOTCONN.
+            Err(Attempt::Done(Err(libc::ENOTCONN))) => return Attempt::Done(Err(libc::EPIPE)),
             Err(attempt) => return attempt,
         };
         if data.left() == 0 && !stream.writable {
@@ -111,11 +114,11 @@ impl RsocketState {
 }
 
 impl Stream {
-    /// Error of writing to the stream.
+    /// Error of writing to a stream that this side or the peer has ended: the pending one is reported
+    /// once.
     pub fn write_error(&mut self) -> c_int {
         match std::mem::take(&mut self.error) {
-            0 if self.shut_down => libc::EPIPE,
-            0 => libc::ECONNRESET,
+            0 => libc::EPIPE,
             errno => errno,
         }
     }
@@ -191,35 +194,57 @@ impl Rsocket {
             }
         };
         if let Some(message) = message {
-            self.send_end(message, None);
+            // On any error the stream has ended anyway.
+            let _ = self.attempt(true, None, |state| {
+                let Phase::Stream(stream) = &mut state.phase else {
+                    return Attempt::Done(());
+                };
+                if !stream.send_end(message) {
+                    return Attempt::Wait;
+                }
+                if message == StreamMessage::Disconnect {
+                    stream.end();
+                }
+                Attempt::Done(())
+            });
         }
         Ok(())
     }
 
-    /// Sends the end of this side, and waits until all data has arrived.
-    fn send_end(&self, message: StreamMessage, timeout: Option<Duration>) {
-        let mut is_sent = false;
-        // On any error the stream has ended anyway.
-        let _ = self.attempt(true, timeout, |state| {
+    /// Ends the stream, when the last descriptor is closed. It is reset if the program has not read all
+    /// received data (RFC 2525 section 2.17) or has set SO_LINGER to zero. Otherwise its data arrives;
+    /// close(2) waits for that only with SO_LINGER.
+    pub fn end_stream(self) {
+        let linger = {
+            let mut state = self.lock();
+            state.progress();
+            let linger = state.options.linger;
+            let Phase::Stream(stream) = &mut state.phase else {
+                return;
+            };
+            if stream.connected && (stream.received() > 0 || linger == Some(0)) {
+                stream.reset();
+            }
+            linger
+        };
+        let seconds = linger.and_then(|seconds| u64::try_from(seconds).ok());
+        let patience = seconds.map_or(CLOSE_PATIENCE, Duration::from_secs);
+        let mut is_end_sent = false;
+        // After the time, or a signal, the thread goes on.
+        let _ = self.attempt(true, Some(patience), |state| {
             let Phase::Stream(stream) = &mut state.phase else {
                 return Attempt::Done(());
             };
-            is_sent = is_sent || stream.send_end(message);
-            if is_sent && (stream.send.is_idle() || !stream.connected) {
-                if message == StreamMessage::Disconnect {
-                    stream.end();
-                }
+            is_end_sent = is_end_sent || stream.send_end(StreamMessage::Disconnect);
+            if is_end_sent && stream.is_flushed() {
                 return Attempt::Done(());
             }
             Attempt::Wait
         });
-    }
-
-    /// Ends the stream, when the last descriptor is closed.
-    pub fn end_stream(&self) {
-        let is_connected = matches!(&self.lock().phase, Phase::Stream(stream) if stream.connected);
-        if is_connected {
-            self.send_end(StreamMessage::Disconnect, Some(CLOSE_TIMEOUT));
+        if let Phase::Stream(stream) = self.into_phase()
+            && !(is_end_sent && stream.is_flushed())
+        {
+            closing::close_later(stream, is_end_sent);
         }
     }
 }
@@ -230,7 +255,6 @@ impl Stream {
         if !self.connected {
             return None;
         }
-        self.shut_down |= how != libc::SHUT_RD;
         let message = match how {
             libc::SHUT_RD if self.writable => None,
             libc::SHUT_WR if self.readable => Some(StreamMessage::Shutdown),

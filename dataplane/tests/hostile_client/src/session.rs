@@ -159,6 +159,7 @@ impl AttackSession {
             max_inline: 64,
             sq_sig_all: 0,
             srq: 0,
+            final_send: m::FinalSend::default(),
         };
         let (reply, fds) = self.call(&request)?;
         let memory = self.queue_memory(&reply.mem, fds)?;

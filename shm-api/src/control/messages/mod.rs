@@ -61,10 +61,13 @@ pub const FEATURE_RESOLUTION: u32 = 1;
 /// Feature: a QP's state line has the numbers of requests before the first failed ones
 /// ([`SqWatch::sends_before_failure`](crate::work_queue::SqWatch::sends_before_failure)).
 pub const FEATURE_FAILURE_MARKS: u32 = 2;
+/// Feature: queue pairs that are streams ([`CreateQp::final_send`]).
+pub const FEATURE_STREAMS: u32 = 4;
 /// Feature: [`ImportOwnFile`].
-pub const FEATURE_OWN_FILES: u32 = 4;
+pub const FEATURE_OWN_FILES: u32 = 8;
 /// The optional features that this side knows.
-pub const FEATURES: u32 = FEATURE_RESOLUTION | FEATURE_FAILURE_MARKS | FEATURE_OWN_FILES;
+pub const FEATURES: u32 =
+    FEATURE_RESOLUTION | FEATURE_FAILURE_MARKS | FEATURE_STREAMS | FEATURE_OWN_FILES;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.

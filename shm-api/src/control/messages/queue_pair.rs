@@ -19,6 +19,40 @@ pub struct CreateQp {
     pub sq_sig_all: u32,
     /// Shared receive queue instead of a receive queue of its own; 0 for none.
     pub srq: u32,
+    /// With [`FEATURE_STREAMS`](super::FEATURE_STREAMS).
+    pub final_send: FinalSend,
+}
+
+/// The SEND that ends a stream. A queue pair that has one is a stream: when its client departs, the
+/// daemon sends the requests posted to it, then this SEND, and closes the connection instead of
+/// resetting it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FinalSend {
+    /// Bytes of `data`; 0: the queue pair is not a stream.
+    pub len: u32,
+    pub data: [u8; FinalSend::MAX],
+}
+
+impl FinalSend {
+    /// Maximum length.
+    pub const MAX: usize = 12;
+
+    /// Creates it; `None` if it is longer than [`Self::MAX`].
+    pub fn new(bytes: &[u8]) -> Option<FinalSend> {
+        let mut message = FinalSend {
+            len: bytes.len() as u32,
+            ..FinalSend::default()
+        };
+        message.data.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(message)
+    }
+
+    /// The bytes; a length out of range counts as the maximum. `None`: not a stream.
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        let len = (self.len as usize).min(FinalSend::MAX);
+        (len > 0).then_some(&self.data[..len])
+    }
 }
 
 /// Reply to [`CreateQp`]. The send queue is at `mem.offset`, the receive queue `rq_offset` after it.
