@@ -911,18 +911,36 @@ impl Connections {
     }
 }
 
-/// Reports a failed connect or accept; the queue pair may try again, unless its consumer moved it to
-/// ERROR meanwhile.
-pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: ConnectFailure) {
+/// Reports a failed connect or accept; the queue pair may try again, unless it was moved to ERROR
+/// meanwhile or its worker is about to release it. `is_kept`: see [`Event::ConnectFailed`].
+pub(super) fn on_connect_failed(
+    context: &mut Context,
+    qpn: Qpn,
+    failure: ConnectFailure,
+    is_kept: bool,
+) {
     let Some(id) = context.resources.owner_of_qp(qpn) else {
         return;
     };
     let Some(qp) = context.resources.qp_mut(id, qpn) else {
         return;
     };
-    let is_in_error = qp.state == QpState::Error;
-    qp.phase = QpPhase::Detached;
-    qp.state = QpState::Idle;
+    // The failure and the move to ERROR have crossed.
+    let is_in_error = !is_kept && qp.state == QpState::Error;
+    if is_kept {
+        qp.state = QpState::Error;
+        qp.pair = None;
+    }
+    if qp.phase == QpPhase::Connecting {
+        qp.phase = if is_kept {
+            QpPhase::Attached
+        } else {
+            QpPhase::Detached
+        };
+        if !is_kept {
+            qp.state = QpState::Idle;
+        }
+    }
     context.resources.forget_connection(id, qpn);
     if pairing::on_pair_failed(context, id, qpn, &failure) {
         return;
@@ -934,8 +952,9 @@ pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: Connec
     let channel = qp.cm_channel;
     context.record_end(qpn, false, Some(&event.reason.to_text()));
     context.resources.post_cm_event(id, channel, &event);
-    if is_in_error {
-        // The queue pair exists: the worker gets it again.
+    let qp = context.resources.qp_mut(id, qpn);
+    if is_in_error && qp.is_some_and(|qp| qp.phase == QpPhase::Detached) {
+        // The queue pair exists.
         let _ = queue_pairs::install_in_error(context, id, qpn);
     }
 }

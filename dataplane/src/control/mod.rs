@@ -884,9 +884,14 @@ impl ControlThread {
                 cm::on_established(resources, qpn, &negotiated, &private_data, ends);
                 self.captures.on_established(context, qpn, ends);
             }
-            Event::ConnectFailed { qpn, failure, last } => {
+            Event::ConnectFailed {
+                qpn,
+                failure,
+                last,
+                is_kept,
+            } => {
                 context.resources.record_connection(qpn, last);
-                connections::on_connect_failed(context, qpn, failure)
+                connections::on_connect_failed(context, qpn, failure, is_kept)
             }
             Event::Resolved {
                 client,

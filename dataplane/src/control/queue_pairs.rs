@@ -214,6 +214,7 @@ pub(super) fn modify_qp(
         }
         m::QpState::Idle => {
             let worker = qp.worker;
+            qp.phase = QpPhase::Leaving;
             context
                 .workers
                 .post_command(worker, Command::ResetQp { qpn });
@@ -373,13 +374,14 @@ pub(super) fn destroy_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn
     let client = context.resources.client_mut(id)?;
     let qp = client
         .qps
-        .get(&qpn)
+        .get_mut(&qpn)
         .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
     if qp.phase == QpPhase::Detached {
         context.resources.free_qp(id, qpn);
         return send_reply::<m::DestroyQp>(context.resources.client_mut(id)?, seq, &EMPTY);
     }
     let worker = qp.worker;
+    qp.phase = QpPhase::Leaving;
     context
         .workers
         .post_command(worker, Command::DestroyQp { qpn });

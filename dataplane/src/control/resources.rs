@@ -117,7 +117,8 @@ impl ClientSrq {
     }
 }
 
-/// Phase of a queue pair.
+/// Phase of a queue pair: the owner of its rings, which is one worker or, in `Detached`, the control
+/// thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QpPhase {
     /// Not in a worker: created, or its connect failed.
@@ -126,6 +127,9 @@ pub enum QpPhase {
     Connecting,
     /// In a worker, connected or disconnected.
     Attached,
+    /// In a worker that was told to release it, for a reset or its destruction. It stays there until the
+    /// worker says so, also if its set-up fails meanwhile.
+    Leaving,
 }
 
 /// A queue pair.

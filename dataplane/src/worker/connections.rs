@@ -384,17 +384,16 @@ impl Connections {
             resolutions.fail_all_on(port, &mut worker);
             let on_port = self
                 .queue_pairs
-                .select(|queue_pair| queue_pair.port == port && queue_pair.conn.is_some());
+                .select(|queue_pair| queue_pair.port == port && queue_pair.uses_port());
             for slot in on_port {
                 let Some(queue_pair) = self.queue_pairs.get(slot) else {
                     continue;
                 };
-                let Some(conn) = queue_pair.conn else {
-                    continue;
-                };
-                let has_stream = queue_pair.state.has_stream();
-                self.ports[port].stack.abort(now, conn);
-                if has_stream {
+                let (conn, has_stream) = (queue_pair.conn, queue_pair.state.has_stream());
+                if let Some(conn) = conn {
+                    self.ports[port].stack.abort(now, conn);
+                }
+                if let Some(conn) = conn.filter(|_| has_stream) {
                     self.on_connection_ended(now, port, conn, slot, CloseReason::Reset);
                 } else {
                     let why = "the device was removed".to_owned();

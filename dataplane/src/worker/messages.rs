@@ -477,7 +477,7 @@ pub enum Event {
         /// The peer's.
         remote: SocketAddr,
     },
-    /// A set-up failed, and the worker has removed the queue pair.
+    /// A set-up failed.
     ConnectFailed {
         /// The queue pair.
         qpn: Qpn,
@@ -485,6 +485,9 @@ pub enum Event {
         failure: ConnectFailure,
         /// State at the end.
         last: Option<Box<ConnectionSnapshot>>,
+        /// The queue pair was moved to ERROR during the set-up, and the worker keeps it. Otherwise the
+        /// worker has removed it, and has not read its rings.
+        is_kept: bool,
     },
     /// A resolution ended.
     Resolved {

@@ -110,6 +110,11 @@ impl WorkerQp {
         !self.rings.is_sq_drained || self.protocol.state() != RdmapState::Rts
     }
 
+    /// True if it has a connection of its port or is about to open one.
+    pub(super) fn uses_port(&self) -> bool {
+        self.conn.is_some() || self.state.is_connecting()
+    }
+
     /// True if work requests posted now can only be flushed.
     #[inline]
     pub(super) fn only_flushes(&self) -> bool {
