@@ -17,6 +17,7 @@ use siw_shm::control::{
     MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PORT_ACTIVE, ProtoError,
     QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace, VERSION,
 };
+use siw_shm::device_identity::{GidTable, RawGid, gid_of_ip, gid_of_mac};
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
 use std::collections::{HashMap, VecDeque};
@@ -257,6 +258,13 @@ impl Context {
     pub fn query_device(&self, index: u32) -> Result<DeviceInfo, Error> {
         let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
         Ok(DeviceInfo::from(&device))
+    }
+
+    /// GIDs of a device by index (ibv_query_gid(3)). An entry keeps its index as long as the device has the
+    /// address; `None` is a hole that a removed address has left.
+    pub fn query_gids(&self, index: u32) -> Result<Vec<Option<RawGid>>, Error> {
+        let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
+        Ok(gid_table(&device).entries().to_vec())
     }
 
     /// Finds a device by name.
@@ -520,6 +528,23 @@ impl From<&DeviceReply> for DeviceInfo {
             capabilities: device.caps,
         }
     }
+}
+
+/// The GIDs of a device; an older daemon reports no indices.
+fn gid_table(device: &DeviceReply) -> GidTable {
+    let addresses = device.ips.iter().take(usize::from(device.n_ips));
+    let ips = addresses
+        .filter_map(|addr| addr.to_socket_addr())
+        .map(|addr| addr.ip());
+    if device.mac_gid_index == 0 {
+        return GidTable::new(device.mac, ips);
+    }
+    let mut table = GidTable::empty();
+    for (ip, index) in ips.zip(device.gid_indices) {
+        table.place(index, gid_of_ip(ip));
+    }
+    table.place(device.mac_gid_index, gid_of_mac(device.mac));
+    table
 }
 
 /// Memory of a queue: received with this reply, or with an earlier one.

@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 
 use dpdk::{LinkStatus, PortEvent};
 use siw_shm::control::AsyncEventKind;
+use siw_shm::control::messages as m;
 
 use super::context::Context;
 use super::reports::{HelperReport, LinkReport, LinkState, Reporter};
-use super::resources::Resources;
+use super::resources::{Client, Resources};
 use crate::device_view::DeviceView;
 use crate::host::HostClaim;
 use crate::host_path::HostThread;
+use crate::ids::ClientId;
 use crate::netlink::RouteSocket;
 use crate::prepared::DeviceClaims;
 use crate::sysfs_tree::SysfsTree;
@@ -170,10 +172,21 @@ impl LinkMonitor {
         post_to_clients(&mut context.resources, kind, device, why);
     }
 
-    /// Writes the GIDs of a device whose addresses have changed.
-    pub fn write_addresses(&self, view: &DeviceView) {
+    /// Writes the GIDs of a device whose addresses have changed, and reports the change to every client.
+    pub fn publish_addresses(&self, context: &mut Context, device: usize) {
         if let Some(sysfs) = &self.sysfs {
-            sysfs.update_addresses(view);
+            sysfs.update_addresses(&context.devices.views[device]);
+        }
+        let why = "the addresses of the device were changed";
+        let resources = &mut context.resources;
+        let clients = resources.clients.values();
+        let knows_event = |client: &&Client| client.features & m::FEATURE_GIDS != 0;
+        let clients: Vec<ClientId> = clients
+            .filter(knows_event)
+            .map(|client| client.id)
+            .collect();
+        for id in clients {
+            resources.post_async_event(id, AsyncEventKind::GidChange, device as u32, why);
         }
     }
 

@@ -213,6 +213,8 @@ pub struct Client {
     pub name: String,
     pub conn: ControlSocket,
     pub greeted: bool,
+    /// Optional features that both sides know.
+    pub features: u32,
     /// Resources held by the client, by quota.
     pub account: Account,
     pub charged_queues: ChargedQueues,
@@ -298,6 +300,7 @@ impl Client {
             name: String::new(),
             conn,
             greeted: false,
+            features: 0,
             account,
             charged_queues: ChargedQueues::default(),
             events_waiting: EventBudget::new(limits.events_per_client as usize),

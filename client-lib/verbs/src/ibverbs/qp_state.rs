@@ -196,12 +196,14 @@ fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
             "the peer's GID is an Ethernet address: use a GID that is an IP address",
         ));
     };
-    let gids = device_gids(info);
-    let Some(source) = gids.get(usize::from(path.grh.sgid_index)) else {
+    let gids = device_gids(context)?;
+    let source = gids.get(usize::from(path.grh.sgid_index));
+    let Some(source) = source.copied().flatten() else {
         return Err(Error::Invalid("unknown GID index (sgid_index)"));
     };
-    let of_family = || info.ips.iter().find(|ip| ip.is_ipv4() == peer.is_ipv4());
-    let Some(local) = source.ip.or_else(|| of_family().copied()) else {
+    let mut ips = gids.iter().flatten().filter_map(|gid| gid.ip);
+    let of_family = ips.find(|ip| ip.is_ipv4() == peer.is_ipv4());
+    let Some(local) = source.ip.or(of_family) else {
         return Err(Error::Invalid(
             "the device has no address of the peer's family",
         ));

@@ -3,6 +3,7 @@
 //! pending. The reader of the stream passes each event on to the contexts that it
 //! concerns.
 
+use super::async_event::is_of_device;
 use super::context::ContextObject;
 use crate::descriptor::EventDescriptor;
 use crate::status::log_failure;
@@ -122,7 +123,6 @@ fn concerns(context: &ContextObject, event: &AsyncEvent) -> bool {
             objects.qps.find(event.object, |_| ()).is_some()
         }
         SrqLimitReached => objects.srqs.find(event.object, |_| ()).is_some(),
-        PortActive | PortErr => event.object == context.device().info().index,
-        DeviceFatal => true,
+        PortActive | PortErr | GidChange | DeviceFatal => is_of_device(context, event),
     }
 }

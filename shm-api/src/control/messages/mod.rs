@@ -61,8 +61,14 @@ pub const FEATURE_RESOLUTION: u32 = 1;
 /// Feature: a QP's state line has the numbers of requests before the first failed ones
 /// ([`SqWatch::sends_before_failure`](crate::work_queue::SqWatch::sends_before_failure)).
 pub const FEATURE_FAILURE_MARKS: u32 = 2;
+/// Feature: the indices of GIDs in [`DeviceReply`], and
+/// [`AsyncEventKind::GidChange`](crate::control::AsyncEventKind::GidChange).
+pub const FEATURE_GIDS: u32 = 4;
+/// Feature: [`MODIFY_QUIET_DRAIN`].
+pub const FEATURE_QUIET_DRAIN: u32 = 8;
 /// The optional features that this side knows.
-pub const FEATURES: u32 = FEATURE_RESOLUTION | FEATURE_FAILURE_MARKS;
+pub const FEATURES: u32 =
+    FEATURE_RESOLUTION | FEATURE_FAILURE_MARKS | FEATURE_GIDS | FEATURE_QUIET_DRAIN;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.

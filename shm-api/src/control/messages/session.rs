@@ -140,6 +140,12 @@ pub struct DeviceReply {
     /// `CAP_` bits: capabilities beyond WRITE, READ, SEND.
     pub caps: u64,
     pub ips: [Addr; 8],
+    /// [`FEATURE_GIDS`](super::FEATURE_GIDS): indices of the GIDs of `ips`.
+    pub gid_indices: [u8; 8],
+    /// [`FEATURE_GIDS`](super::FEATURE_GIDS): index of the GID of `mac`, which is never 0. 0: the GIDs
+    /// are those of `ips` and then that of `mac`.
+    pub mac_gid_index: u8,
+    pub reserved_gids: [u8; 7],
 }
 
 /// Reads JSON statistics from byte `offset` on.
