@@ -245,8 +245,17 @@ impl Context {
     /// has removed.
     pub fn query_devices(&self) -> Result<Vec<DeviceInfo>, Error> {
         let mut devices = Vec::new();
-        for index in 0..self.0.hello.n_devices {
-            let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
+        // Devices that were added after this connection was made have the following indices.
+        for index in 0.. {
+            let device = match self.0.call_daemon(&QueryDevice { index, reserved: 0 }) {
+                Ok((device, _)) => device,
+                Err(Error::Refused { errno, .. })
+                    if errno == libc::ENODEV && index >= self.0.hello.n_devices =>
+                {
+                    break;
+                }
+                Err(error) => return Err(error),
+            };
             if device.is_deleted == 0 {
                 devices.push(DeviceInfo::from(&device));
             }

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::libc;
-use siw_shm::control::messages::{self as m, CM_OMIT_CANCELLATIONS};
+use siw_shm::control::messages::{self as m, CM_OMIT_CANCELLATIONS, CM_REPORT_REMOVALS};
 use siw_shm::control::{CmEventKind, CmEventMessage, ControlSocket, QpState, Text};
 use siw_shm::device_identity::interface_index;
 
@@ -561,7 +561,8 @@ impl Connections {
         }
     }
 
-    /// Reports the removal of a device to the listeners that listen on no other device.
+    /// Reports the removal of a device to the channels that ask for it, and to the listeners that listen
+    /// on no other device.
     pub(super) fn remove_device(&mut self, resources: &mut Resources, device: usize) {
         let on_it = |listener: &ClientListener| listener.devices == [device];
         let told: Vec<_> = self
@@ -576,7 +577,18 @@ impl Connections {
                 (listener.client, listener.cm_channel, event)
             })
             .collect();
-        for (client, channel, event) in told {
+        let mut event = CmEventMessage::new(CmEventKind::DeviceRemoval);
+        event.device = device as u32;
+        let channels = resources.clients.values().flat_map(|client| {
+            let channels = client.cm_channels.iter();
+            let asking = channels.filter(|(_, outbox)| outbox.flags & CM_REPORT_REMOVALS != 0);
+            asking.map(|(channel, _)| (client.id, *channel))
+        });
+        let of_channels: Vec<_> = channels.collect();
+        let of_channels = of_channels
+            .into_iter()
+            .map(|(client, channel)| (client, channel, event));
+        for (client, channel, event) in told.into_iter().chain(of_channels) {
             resources.post_cm_event(client, Some(channel), &event);
         }
         for (_, listener) in self.listeners.iter_mut() {

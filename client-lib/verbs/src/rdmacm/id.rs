@@ -126,6 +126,14 @@ pub fn with_registered<R>(number: RegisteredId, with: impl FnOnce(&IdObject) -> 
     all.get(&number).map(|found| with(unsafe { &*found.0 }))
 }
 
+/// Calls `with` for every registered identifier; as [`with_registered`].
+pub fn for_each_registered(with: impl Fn(&IdObject)) {
+    for found in lock_registered().values() {
+        // SAFETY: as in `with_registered`.
+        with(unsafe { &*found.0 });
+    }
+}
+
 impl IdObject {
     /// Creates an identifier on the channel, or a synchronous one.
     pub fn create(
@@ -229,6 +237,12 @@ impl IdObject {
         let peer = request.connection_info().peer;
         !self.lock_state().loopback_only
             || peer.is_some_and(|peer| self.channel().devices.has_address(peer.ip()))
+    }
+
+    /// True if it uses the device, and does not listen.
+    pub fn is_bound_to(&self, device: u32) -> bool {
+        let state = self.lock_state();
+        state.device == Some(device) && state.listener.is_none()
     }
 
     /// True while it is being destroyed: it gets no more events.
