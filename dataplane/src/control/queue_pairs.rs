@@ -191,10 +191,14 @@ pub(super) fn modify_qp(
             true,
         );
     }
-    if request.flags != 0 {
+    let is_quiet = request.flags == m::MODIFY_QUIET_DRAIN;
+    if request.flags != 0 && !(is_quiet && request.state == m::QpState::Sqd as u32) {
         return Err(Refusal::new(
             libc::EINVAL,
-            format!("flags {:#x}: 0 or 1 is allowed", request.flags),
+            format!(
+                "flags {:#x}: 0 or 1 is allowed, and 2 with SQD",
+                request.flags
+            ),
         ));
     }
     if request.state == m::QpState::Idle as u32 || request.state == m::QpState::Error as u32 {
@@ -237,7 +241,7 @@ pub(super) fn modify_qp(
             Some(ModifyTarget::Error)
         }
         m::QpState::Closing => Some(ModifyTarget::Closing),
-        m::QpState::Sqd => Some(ModifyTarget::SendQueueDrain),
+        m::QpState::Sqd => Some(ModifyTarget::SendQueueDrain { is_quiet }),
         m::QpState::Rts => Some(ModifyTarget::ReadyToSend),
         m::QpState::Terminate => Some(ModifyTarget::Terminate),
         m::QpState::Rtr => {

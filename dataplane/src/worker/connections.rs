@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use dpdk::MbufCache;
-use siw_iwarp::{CloseReason, QueuePair, RdmapState, TxRecord};
+use siw_iwarp::{CloseReason, QpEvent, QueuePair, RdmapState, TxRecord};
 use siw_memory::Stag;
 use siw_tcp::{ConnId, Instant, IpCidr, LearnedRoutes, TcpInfo, TcpState};
 
@@ -149,7 +149,9 @@ impl Connections {
         let (client, qpn) = (queue_pair.client, queue_pair.rings.qpn);
         let events = std::mem::take(&mut queue_pair.rings.events);
         let misuse = queue_pair.rings.misuse.take();
-        for event in events {
+        let drains_quietly = queue_pair.drains_quietly;
+        let is_wanted = |event: &QpEvent| !drains_quietly || *event != QpEvent::SqDrained;
+        for event in events.into_iter().filter(is_wanted) {
             self.post_event(Event::Async { client, qpn, event });
         }
         match misuse {

@@ -594,7 +594,10 @@ impl Connections {
                 self.with_queue_pair(slot, |protocol, _| protocol.deny_access(denied));
                 return Ok(());
             }
-            ModifyTarget::SendQueueDrain => {
+            ModifyTarget::SendQueueDrain { is_quiet } => {
+                if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+                    queue_pair.drains_quietly = is_quiet;
+                }
                 self.with_queue_pair(slot, |protocol, view| protocol.drain_send_queue(view))
             }
             ModifyTarget::ReadyToSend => {

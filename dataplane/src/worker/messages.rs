@@ -353,7 +353,10 @@ pub enum ModifyTarget {
     /// From SQD back to RTS.
     ReadyToSend,
     /// SQD: no further send work request starts.
-    SendQueueDrain,
+    SendQueueDrain {
+        /// The client gets no event when the started ones are completed.
+        is_quiet: bool,
+    },
     /// Like a disconnect.
     Closing,
     /// A Terminate goes out, then the connection closes.

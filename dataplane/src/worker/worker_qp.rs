@@ -39,6 +39,8 @@ pub(super) struct WorkerQp {
     pub(super) is_polled: bool,
     /// The report of the end of its connection has a snapshot.
     pub(super) is_recorded: bool,
+    /// The consumer wants no event at the end of the current drain.
+    pub(super) drains_quietly: bool,
     pub(super) state: LifecycleState,
     pub(super) rings: QpRings,
     /// The iWARP protocol of its stream.
@@ -93,6 +95,7 @@ impl WorkerQp {
             is_ready: false,
             is_polled: false,
             is_recorded,
+            drains_quietly: false,
             unpolled: None,
         }
     }
