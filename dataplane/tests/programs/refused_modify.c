@@ -104,8 +104,6 @@ int main(void)
 
 	connect_qp(qp, peer, gid);
 	connect_qp(peer, qp, gid);
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT, .min_rnr_timer = 9 };
-	refuse(qp, attr, IBV_QP_STATE | IBV_QP_MIN_RNR_TIMER, "RTS to INIT");
 
 	/* An empty element without an address, alone and among others. */
 	struct ibv_sge elements[2] = { { 0 }, { (uintptr_t)"x", 1, 0 } };
@@ -131,6 +129,10 @@ int main(void)
 			completed += polled;
 		}
 	}
+
+	/* The messages have shown that the connection is established, which changes attributes too. */
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT, .min_rnr_timer = 9 };
+	refuse(qp, attr, IBV_QP_STATE | IBV_QP_MIN_RNR_TIMER, "RTS to INIT");
 
 	/* The reply to a later query follows the event. */
 	attr = (struct ibv_qp_attr){ 0 };

@@ -19,17 +19,23 @@ use std::time::Duration;
 pub struct EventGroup {
     /// Held while an event is read and passed on, so that events stay in order.
     reading: Mutex<()>,
-    members: Mutex<Vec<&'static ContextObject>>,
+    members: Mutex<Vec<Member>>,
 }
 
+/// A context of the connection, which is never freed.
+struct Member(&'static ContextObject);
+
+// SAFETY: a context may be used from any thread.
+unsafe impl Send for Member {}
+
 impl EventGroup {
-    fn lock_members(&self) -> MutexGuard<'_, Vec<&'static ContextObject>> {
+    fn lock_members(&self) -> MutexGuard<'_, Vec<Member>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds the context of a device.
     pub fn add_member(&self, member: &'static ContextObject) {
-        self.lock_members().push(member);
+        self.lock_members().push(Member(member));
     }
 
     /// Reads an event and passes it on to the contexts that it concerns.
@@ -37,7 +43,7 @@ impl EventGroup {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let event = client.get_async_event(Some(Duration::ZERO))?;
         log_failure("asynchronous event", &event.reason);
-        for context in self.lock_members().iter() {
+        for Member(context) in self.lock_members().iter() {
             if let (Some(events), true) = (context.shared_events(), concerns(context, &event)) {
                 events.push(event.clone());
             }

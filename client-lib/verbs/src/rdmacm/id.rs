@@ -85,6 +85,9 @@ pub struct IdState {
     /// Number of a queue pair that the program created itself (`qp_num` of `struct
     /// rdma_conn_param`).
     pub qp_num: u32,
+    /// Number and serial of the queue pair of rdma_create_qp(3). Programs may have destroyed it with
+    /// ibv_destroy_qp(3), which leaves a dangling pointer in the C struct.
+    pub own_queue_pair: Option<(u32, u64)>,
     /// It connects without a queue pair of its own (rdma_create_qp(3)): the program is told of the
     /// peer's response and then establishes the connection by rdma_establish(3).
     pub awaits_response: bool,
@@ -352,18 +355,27 @@ impl<T> OrNull<T> for Result<*mut T, Error> {
 /// # Safety
 /// An identifier of this library.
 pub unsafe fn find_queue_pair(id: *mut rdma_cm_id) -> Option<Qp> {
-    // SAFETY: as the caller promised; its fields are objects of this library.
+    // SAFETY: as the caller promised; its fields are objects of this library. A queue pair of
+    // rdma_create_qp(3) is only read while it is in the table of its context.
     unsafe {
-        if !(*id).qp.is_null() {
-            return Some(QpObject::from_abi((*id).qp).qp().clone());
-        }
-        let number = IdObject::from_abi(id).lock_state().qp_num;
+        let state = IdObject::from_abi(id).lock_state();
+        let (number, serial) = match (state.own_queue_pair, (*id).qp.is_null()) {
+            (_, true) => (state.qp_num, None),
+            (Some((number, serial)), false) => (number, Some(serial)),
+            // The program has stored a queue pair of its own in the field.
+            (None, false) => return Some(QpObject::from_abi((*id).qp).qp().clone()),
+        };
+        drop(state);
         if number == 0 || (*id).verbs.is_null() {
             return None;
         }
         let context = ContextObject::from_abi((*id).verbs);
-        let of_object = |qp| QpObject::from_abi(qp).qp().clone();
-        context.objects().qps.find(number, of_object)
+        let of_object = |qp| {
+            let object = QpObject::from_abi(qp);
+            let is_same = serial.is_none_or(|serial| object.serial == serial);
+            is_same.then(|| object.qp().clone())
+        };
+        context.objects().qps.find(number, of_object).flatten()
     }
 }
 
