@@ -752,12 +752,26 @@ impl ConnectionRequest {
     }
 
     /// Rejects the connection, with private data.
-    pub fn reject(mut self, private: &[u8]) -> Result<(), Error> {
-        let private_data = private_data(private)?;
-        self.open = false;
+    ///
+    /// # Errors
+    /// The request comes back: it can be rejected with shorter private data, or accepted.
+    pub fn reject(mut self, private: &[u8]) -> Result<(), Failed<ConnectionRequest>> {
+        match self.call_reject(private) {
+            Ok(()) => {
+                self.open = false;
+                Ok(())
+            }
+            Err(error) => Err(Failed {
+                object: self,
+                error,
+            }),
+        }
+    }
+
+    fn call_reject(&self, private: &[u8]) -> Result<(), Error> {
         self.ctx.call_daemon(&Reject {
             request: self.id,
-            private_data,
+            private_data: private_data(private)?,
         })?;
         Ok(())
     }

@@ -278,6 +278,41 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
     assert_eq!(b.wc().status, WcStatus::MW_BIND_ERR);
 }
 
+/// Each bind names the key of the one before it, so keys and posts have one order.
+#[test]
+fn threads_bind_one_window_in_some_order() {
+    const BINDS: usize = 60;
+    let daemon = Daemon::loopback();
+    let (_a, b) = pair(&daemon, 64);
+    let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
+    let mw = b.pd.alloc_mw(WindowType::One).unwrap();
+    let to = mr.window(0..8, READ).unwrap();
+    let (mw, qp, to) = (&mw, &b.qp, &to);
+    let bind_often = |_| {
+        let mut keys = Vec::new();
+        while keys.len() < BINDS {
+            match mw.post_bind(qp, 1, WrFlags::SIGNALED, to) {
+                Ok(key) => keys.push(key),
+                Err(failed) => assert!(matches!(failed.error, siw::Error::QueueFull), "{failed}"),
+            }
+        }
+        keys
+    };
+    let mut keys: Vec<u32> = std::thread::scope(|scope| {
+        let threads = [0; 3].map(|thread| scope.spawn(move || bind_often(thread)));
+        for _ in 0..3 * BINDS {
+            done(&b, WcOpcode::BIND_MW);
+        }
+        threads
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 3 * BINDS);
+}
+
 #[test]
 fn a_window_goes_with_the_queue_pair_it_was_bound_through_or_when_it_is_freed() {
     let daemon = Daemon::loopback();
