@@ -15,7 +15,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
     self, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects, ListPosition,
     MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PORT_ACTIVE, ProtoError,
-    QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace, VERSION,
+    QUERY_WATCH, QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace, VERSION,
 };
 use siw_shm::device_identity::{GidTable, RawGid, gid_of_ip, gid_of_mac};
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
@@ -247,7 +247,7 @@ impl Context {
         let mut devices = Vec::new();
         // Devices that were added after this connection was made have the following indices.
         for index in 0.. {
-            let device = match self.0.call_daemon(&QueryDevice { index, reserved: 0 }) {
+            let device = match self.0.call_daemon(&QueryDevice { index, flags: 0 }) {
                 Ok((device, _)) => device,
                 Err(Error::Refused { errno, .. })
                     if errno == libc::ENODEV && index >= self.0.hello.n_devices =>
@@ -265,14 +265,24 @@ impl Context {
 
     /// Queries a device by index.
     pub fn query_device(&self, index: u32) -> Result<DeviceInfo, Error> {
-        let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
+        let (device, _) = self.0.call_daemon(&QueryDevice { index, flags: 0 })?;
+        Ok(DeviceInfo::from(&device))
+    }
+
+    /// As [`Self::query_device`]; from now on the context gets no asynchronous events of other devices. An
+    /// older daemon sends them all the same.
+    pub fn watch_device(&self, index: u32) -> Result<DeviceInfo, Error> {
+        let (device, _) = self.0.call_daemon(&QueryDevice {
+            index,
+            flags: QUERY_WATCH,
+        })?;
         Ok(DeviceInfo::from(&device))
     }
 
     /// GIDs of a device by index (ibv_query_gid(3)). An entry keeps its index as long as the device has the
     /// address; `None` is a hole that a removed address has left.
     pub fn query_gids(&self, index: u32) -> Result<Vec<Option<RawGid>>, Error> {
-        let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
+        let (device, _) = self.0.call_daemon(&QueryDevice { index, flags: 0 })?;
         Ok(gid_table(&device).entries().to_vec())
     }
 
@@ -753,8 +763,7 @@ impl ClientInner {
 
     /// Waits until the daemon has carried out the requests that were posted.
     pub(crate) fn confirm_posted(&self) -> Result<(), Error> {
-        let (index, reserved) = (0, 0);
-        match self.call_daemon(&QueryDevice { index, reserved }) {
+        match self.call_daemon(&QueryDevice { index: 0, flags: 0 }) {
             // There need not be a device.
             Ok(_) | Err(Error::Refused { .. }) => Ok(()),
             Err(error) => Err(error),

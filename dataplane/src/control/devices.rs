@@ -82,7 +82,7 @@ impl Devices {
         resources: &mut Resources,
         id: ClientId,
         seq: u32,
-        index: u32,
+        &m::QueryDevice { index, flags }: &m::QueryDevice,
     ) -> Outcome {
         let count = self.views.len();
         let device = self.views.get(index as usize).ok_or_else(|| {
@@ -91,6 +91,9 @@ impl Devices {
                 format!("no device {index}: the number of devices is {count}"),
             )
         })?;
+        if flags & m::QUERY_WATCH != 0 {
+            resources.client_mut(id)?.watched_device = Some(index as usize);
+        }
         let mut ips = [m::Addr::NONE; MAX_ADDRESSES];
         let mut gid_indices = [0; MAX_ADDRESSES];
         let mut used = 0;

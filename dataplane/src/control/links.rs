@@ -179,15 +179,7 @@ impl LinkMonitor {
         }
         let why = "the addresses of the device were changed";
         let resources = &mut context.resources;
-        let clients = resources.clients.values();
-        let knows_event = |client: &&Client| client.features & m::FEATURE_GIDS != 0;
-        let clients: Vec<ClientId> = clients
-            .filter(knows_event)
-            .map(|client| client.id)
-            .collect();
-        for id in clients {
-            resources.post_async_event(id, AsyncEventKind::GidChange, device as u32, why);
-        }
+        post_to_clients(resources, AsyncEventKind::GidChange, device, why);
     }
 
     fn write_link_state(&self, view: &DeviceView) {
@@ -404,8 +396,18 @@ impl Refusals {
     }
 }
 
+/// Reports an event of a device to the clients that know its kind and watch the device, or all devices.
 fn post_to_clients(resources: &mut Resources, kind: AsyncEventKind, device: usize, why: &str) {
-    for id in resources.clients.keys().copied().collect::<Vec<_>>() {
+    let is_concerned = |client: &&Client| {
+        let knows_kind =
+            kind != AsyncEventKind::GidChange || client.features & m::FEATURE_GIDS != 0;
+        knows_kind
+            && client
+                .watched_device
+                .is_none_or(|watched| watched == device)
+    };
+    let clients = resources.clients.values().filter(is_concerned);
+    for id in clients.map(|client| client.id).collect::<Vec<ClientId>>() {
         resources.post_async_event(id, kind, device as u32, why);
     }
 }

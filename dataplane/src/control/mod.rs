@@ -600,7 +600,7 @@ impl ControlThread {
             Request::QueryDevice(query) => {
                 context
                     .devices
-                    .query_device(&mut context.resources, id, seq, query.index)
+                    .query_device(&mut context.resources, id, seq, query)
             }
             Request::AllocPd(_) => memory::alloc_pd(&mut context.resources, id, seq),
             Request::DeallocPd(request) => {

@@ -215,6 +215,8 @@ pub struct Client {
     pub greeted: bool,
     /// Optional features that both sides know.
     pub features: u32,
+    /// The only device whose events it gets.
+    pub watched_device: Option<usize>,
     /// Resources held by the client, by quota.
     pub account: Account,
     pub charged_queues: ChargedQueues,
@@ -301,6 +303,7 @@ impl Client {
             conn,
             greeted: false,
             features: 0,
+            watched_device: None,
             account,
             charged_queues: ChargedQueues::default(),
             events_waiting: EventBudget::new(limits.events_per_client as usize),

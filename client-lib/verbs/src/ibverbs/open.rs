@@ -37,6 +37,8 @@ fn open_context(device: &'static DeviceObject) -> Result<Box<ContextObject>, Err
             reason: format!("device {} was removed and added again", found.name),
         });
     }
+    // Otherwise events of other devices would make the descriptor readable.
+    client.watch_device(found.index)?;
     let descriptor = EventDescriptor::new(&[client.async_fd()])?;
     Ok(new_context(device, client, AsyncEvents::Own(descriptor)))
 }
