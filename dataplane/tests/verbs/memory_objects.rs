@@ -281,36 +281,33 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
 /// Each bind names the key of the one before it, so keys and posts have one order.
 #[test]
 fn threads_bind_one_window_in_some_order() {
-    const BINDS: usize = 60;
+    const ROUNDS: usize = 200;
+    const THREADS: usize = 3;
+    const BINDS: usize = 10;
     let daemon = Daemon::loopback();
     let (_a, b) = pair(&daemon, 64);
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
-    let mw = b.pd.alloc_mw(WindowType::One).unwrap();
-    let to = mr.window(0..8, READ).unwrap();
-    let (mw, qp, to) = (&mw, &b.qp, &to);
-    let bind_often = |_| {
-        let mut keys = Vec::new();
-        while keys.len() < BINDS {
-            match mw.post_bind(qp, 1, WrFlags::SIGNALED, to) {
-                Ok(key) => keys.push(key),
-                Err(failed) => assert!(matches!(failed.error, siw::Error::QueueFull), "{failed}"),
-            }
-        }
-        keys
-    };
-    let mut keys: Vec<u32> = std::thread::scope(|scope| {
-        let threads = [0; 3].map(|thread| scope.spawn(move || bind_often(thread)));
-        for _ in 0..3 * BINDS {
+    let to = &mr.window(0..8, READ).unwrap();
+    let qp = &b.qp;
+    for _ in 0..ROUNDS {
+        let mw = &b.pd.alloc_mw(WindowType::One).unwrap();
+        let start = &std::sync::Barrier::new(THREADS);
+        let bind_often = move || {
+            start.wait();
+            [0; BINDS].map(|_| mw.post_bind(qp, 1, WrFlags::SIGNALED, to).unwrap())
+        };
+        let mut keys: Vec<u32> = std::thread::scope(|scope| {
+            let threads = [0; THREADS].map(|_| scope.spawn(bind_often));
+            let keys = threads.map(|thread| thread.join().unwrap());
+            keys.into_iter().flatten().collect()
+        });
+        for _ in 0..keys.len() {
             done(&b, WcOpcode::BIND_MW);
         }
-        threads
-            .into_iter()
-            .flat_map(|thread| thread.join().unwrap())
-            .collect()
-    });
-    keys.sort_unstable();
-    keys.dedup();
-    assert_eq!(keys.len(), 3 * BINDS);
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), THREADS * BINDS);
+    }
 }
 
 #[test]
