@@ -359,7 +359,8 @@ enum siw_async_event_type {
 	SIW_EVENT_PORT_ACTIVE = 9,
 	SIW_EVENT_PORT_ERR = 10,
 	SIW_EVENT_SRQ_LIMIT_REACHED = 15,
-	SIW_EVENT_QP_LAST_WQE_REACHED = 16
+	SIW_EVENT_QP_LAST_WQE_REACHED = 16,
+	SIW_EVENT_GID_CHANGE = 18 /* the addresses of a device have changed */
 };
 
 struct siw_async_event {

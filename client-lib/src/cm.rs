@@ -6,9 +6,9 @@ use crate::{CmBinding, Context, Error, Failed, Qp};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use siw_shm::control::{
     self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CM_HOLD_DISCONNECTS, CM_OMIT_CANCELLATIONS,
-    CmEventKind, ConnParams, Connect, ControlSocket, CreateCmChannel, DestroyCmChannel,
-    KIND_CM_EVENT, Listen, MigrateCm, MpaOptions, PrivateData, ProtoError, Reject,
-    UNLISTEN_KEEP_REQUESTS, Unlisten,
+    CM_REPORT_REMOVALS, CmEventKind, ConnParams, Connect, ControlSocket, CreateCmChannel,
+    DestroyCmChannel, KIND_CM_EVENT, Listen, MigrateCm, MpaOptions, PrivateData, ProtoError,
+    Reject, UNLISTEN_KEEP_REQUESTS, Unlisten,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -224,9 +224,11 @@ impl CmChannel {
 
     /// A new channel for librdmacm, whose descriptor is readable only for events that the program gets:
     /// without [`CmEvent::RequestCancelled`], and with [`CmEvent::Disconnected`] after the completions
-    /// that preceded it were polled, or after 10 ms.
+    /// that preceded it were polled, or after 10 ms. A device that is removed is reported by
+    /// [`CmEvent::DeviceRemoval`] with a cookie of 0.
     pub fn for_rdma_cm(ctx: &Context) -> Result<CmChannel, Error> {
-        Self::create(&ctx.0, CM_OMIT_CANCELLATIONS | CM_HOLD_DISCONNECTS)
+        let flags = CM_OMIT_CANCELLATIONS | CM_HOLD_DISCONNECTS | CM_REPORT_REMOVALS;
+        Self::create(&ctx.0, flags)
     }
 
     pub(crate) fn create(ctx: &Arc<ClientInner>, flags: u64) -> Result<CmChannel, Error> {
@@ -750,12 +752,26 @@ impl ConnectionRequest {
     }
 
     /// Rejects the connection, with private data.
-    pub fn reject(mut self, private: &[u8]) -> Result<(), Error> {
-        let private_data = private_data(private)?;
-        self.open = false;
+    ///
+    /// # Errors
+    /// The request comes back: it can be rejected with shorter private data, or accepted.
+    pub fn reject(mut self, private: &[u8]) -> Result<(), Failed<ConnectionRequest>> {
+        match self.call_reject(private) {
+            Ok(()) => {
+                self.open = false;
+                Ok(())
+            }
+            Err(error) => Err(Failed {
+                object: self,
+                error,
+            }),
+        }
+    }
+
+    fn call_reject(&self, private: &[u8]) -> Result<(), Error> {
         self.ctx.call_daemon(&Reject {
             request: self.id,
-            private_data,
+            private_data: private_data(private)?,
         })?;
         Ok(())
     }

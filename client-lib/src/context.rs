@@ -15,8 +15,9 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
     self, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects, ListPosition,
     MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PORT_ACTIVE, ProtoError,
-    QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace, VERSION,
+    QUERY_WATCH, QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace, VERSION,
 };
+use siw_shm::device_identity::{GidTable, RawGid, gid_of_ip, gid_of_mac};
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
 use std::collections::{HashMap, VecDeque};
@@ -244,8 +245,17 @@ impl Context {
     /// has removed.
     pub fn query_devices(&self) -> Result<Vec<DeviceInfo>, Error> {
         let mut devices = Vec::new();
-        for index in 0..self.0.hello.n_devices {
-            let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
+        // Devices that were added after this connection was made have the following indices.
+        for index in 0.. {
+            let device = match self.0.call_daemon(&QueryDevice { index, flags: 0 }) {
+                Ok((device, _)) => device,
+                Err(Error::Refused { errno, .. })
+                    if errno == libc::ENODEV && index >= self.0.hello.n_devices =>
+                {
+                    break;
+                }
+                Err(error) => return Err(error),
+            };
             if device.is_deleted == 0 {
                 devices.push(DeviceInfo::from(&device));
             }
@@ -255,8 +265,25 @@ impl Context {
 
     /// Queries a device by index.
     pub fn query_device(&self, index: u32) -> Result<DeviceInfo, Error> {
-        let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
+        let (device, _) = self.0.call_daemon(&QueryDevice { index, flags: 0 })?;
         Ok(DeviceInfo::from(&device))
+    }
+
+    /// As [`Self::query_device`]; from now on the context gets no asynchronous events of other devices. An
+    /// older daemon sends them all the same.
+    pub fn watch_device(&self, index: u32) -> Result<DeviceInfo, Error> {
+        let (device, _) = self.0.call_daemon(&QueryDevice {
+            index,
+            flags: QUERY_WATCH,
+        })?;
+        Ok(DeviceInfo::from(&device))
+    }
+
+    /// GIDs of a device by index (ibv_query_gid(3)). An entry keeps its index as long as the device has the
+    /// address; `None` is a hole that a removed address has left.
+    pub fn query_gids(&self, index: u32) -> Result<Vec<Option<RawGid>>, Error> {
+        let (device, _) = self.0.call_daemon(&QueryDevice { index, flags: 0 })?;
+        Ok(gid_table(&device).entries().to_vec())
     }
 
     /// Finds a device by name.
@@ -522,6 +549,23 @@ impl From<&DeviceReply> for DeviceInfo {
     }
 }
 
+/// The GIDs of a device; an older daemon reports no indices.
+fn gid_table(device: &DeviceReply) -> GidTable {
+    let addresses = device.ips.iter().take(usize::from(device.n_ips));
+    let ips = addresses
+        .filter_map(|addr| addr.to_socket_addr())
+        .map(|addr| addr.ip());
+    if device.mac_gid_index == 0 {
+        return GidTable::new(device.mac, ips);
+    }
+    let mut table = GidTable::empty();
+    for (ip, index) in ips.zip(device.gid_indices) {
+        table.place(index, gid_of_ip(ip));
+    }
+    table.place(device.mac_gid_index, gid_of_mac(device.mac));
+    table
+}
+
 /// Memory of a queue: received with this reply, or with an earlier one.
 fn map_queue_memory(
     regions: &mut HashMap<u32, Arc<SharedMemory>>,
@@ -719,8 +763,7 @@ impl ClientInner {
 
     /// Waits until the daemon has carried out the requests that were posted.
     pub(crate) fn confirm_posted(&self) -> Result<(), Error> {
-        let (index, reserved) = (0, 0);
-        match self.call_daemon(&QueryDevice { index, reserved }) {
+        match self.call_daemon(&QueryDevice { index: 0, flags: 0 }) {
             // There need not be a device.
             Ok(_) | Err(Error::Refused { .. }) => Ok(()),
             Err(error) => Err(error),

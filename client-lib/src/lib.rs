@@ -148,7 +148,8 @@
 //! later: the status of their completion ([`WcStatus`]) is not SUCCESS, the queue pair ends, and all
 //! requests behind it complete with WR_FLUSH_ERR. [`Context::get_async_event`] has the reason. Calls
 //! that take an object by value give it back when they fail ([`Failed`]): a [`ConnectionRequest`] can
-//! be accepted with other options.
+//! be accepted with other options. Those whose name begins with `close` end the object also when they
+//! fail.
 //!
 //! # Shut down
 //!

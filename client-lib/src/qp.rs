@@ -6,8 +6,8 @@ use crate::finished::{Finished, Progress, ReceiveCounts, SendCounts};
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{
-    CreateQp, DestroyQp, Disconnect, FEATURE_FAILURE_MARKS, FEATURE_STREAMS, FinalSend, ModifyQp,
-    QpReply, QpState, QueryQp,
+    CreateQp, DestroyQp, Disconnect, FEATURE_FAILURE_MARKS, FEATURE_QUIET_DRAIN, FEATURE_STREAMS,
+    FinalSend, MODIFY_QUIET_DRAIN, ModifyQp, QpReply, QpState, QueryQp,
 };
 use siw_shm::work_queue::{SqWatch, state_offset};
 use siw_shm::{RqProducer, SharedMemory, SqProducer};
@@ -438,6 +438,14 @@ impl Qp {
         self.modify(QpState::Sqd)
     }
 
+    /// As [`Self::drain_start`], but SQ_DRAINED does not follow ([`QpAttr::draining`] tells the end of the
+    /// drain). An older daemon sends it all the same.
+    pub fn drain_start_quietly(&self) -> Result<(), Error> {
+        let ctx = self.0.pd.ctx();
+        let is_known = ctx.has_feature(FEATURE_QUIET_DRAIN);
+        self.request_state(QpState::Sqd, if is_known { MODIFY_QUIET_DRAIN } else { 0 })
+    }
+
     /// Resumes sending after [`Self::drain_start`].
     pub fn drain_end(&self) -> Result<(), Error> {
         self.modify(QpState::Rts)
@@ -449,10 +457,14 @@ impl Qp {
         if to == QpState::Idle {
             return self.reset();
         }
+        self.request_state(to, 0)
+    }
+
+    fn request_state(&self, to: QpState, flags: u32) -> Result<(), Error> {
         self.0.pd.ctx().call_daemon(&ModifyQp {
             qp_num: self.qp_num(),
             state: to as u32,
-            flags: 0,
+            flags,
             denied_access: 0,
         })?;
         Ok(())

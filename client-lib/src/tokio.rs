@@ -372,8 +372,23 @@ impl Incoming {
     }
 
     /// Rejects it, with private data.
-    pub async fn reject(self, private_data: &[u8]) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// The request comes back, as from [`Self::accept`]; None if the runtime shuts down.
+    pub async fn reject(self, private_data: &[u8]) -> Result<(), Failed<Option<Incoming>>> {
+        let Incoming { client, request } = self;
         let private_data = private_data.to_vec();
-        call_blocking(move || self.request.reject(&private_data)).await
+        let rejected = call_blocking(move || Ok(request.reject(&private_data))).await;
+        let rejected = rejected.map_err(|error| Failed {
+            object: None,
+            error,
+        })?;
+        rejected.map_err(|failed| Failed {
+            object: Some(Incoming {
+                client,
+                request: failed.object,
+            }),
+            error: failed.error,
+        })
     }
 }

@@ -1,9 +1,11 @@
 //! Memory windows (ibv_alloc_mw(3), ibv_bind_mw(3)): parts of a region with a key of their own for
 //! peers, bound and unbound by work requests.
 
+use crate::locking::lock_unpoisoned;
 use crate::{Error, MwBind, Pd, PostError, Qp, SendWr, WrFlags};
 use siw_shm::BindMw;
 use siw_shm::control::{AllocMw, DeallocMw};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use siw_shm::WindowType;
@@ -19,6 +21,8 @@ pub struct Mw {
     window_type: WindowType,
     home: u32,
     rkey: AtomicU32,
+    /// Held from the choice of a key until its bind is posted: each bind names the key of the one before.
+    binding: Mutex<()>,
 }
 
 impl Pd {
@@ -37,6 +41,7 @@ impl Pd {
             window_type: kind,
             home: reply.rkey,
             rkey: AtomicU32::new(reply.rkey),
+            binding: Mutex::new(()),
         })
     }
 }
@@ -62,13 +67,26 @@ impl Mw {
         flags: WrFlags,
         binding: &MwBind,
     ) -> Result<u32, PostError> {
+        let _order = lock_unpoisoned(&self.binding);
         let new = inc_rkey(self.rkey());
-        self.post_bind_with_key(qp, wr_id, flags, binding, new)?;
+        self.post_next_bind(qp, wr_id, flags, binding, new)?;
         Ok(new)
     }
 
     /// As [`Self::post_bind`], with a key whose low octet the caller chooses.
     pub fn post_bind_with_key(
+        &self,
+        qp: &Qp,
+        wr_id: u64,
+        flags: WrFlags,
+        binding: &MwBind,
+        new_rkey: u32,
+    ) -> Result<(), PostError> {
+        let _order = lock_unpoisoned(&self.binding);
+        self.post_next_bind(qp, wr_id, flags, binding, new_rkey)
+    }
+
+    fn post_next_bind(
         &self,
         qp: &Qp,
         wr_id: u64,
@@ -88,6 +106,7 @@ impl Mw {
     }
 
     /// Builds the bind work request, to be posted among others; then call [`Self::on_bind_posted`].
+    /// The caller lets no other bind of the window come in between.
     pub fn bind_request(&self, wr_id: u64, binding: &MwBind, new_rkey: u32) -> SendWr<'static> {
         SendWr::bind_mw(
             wr_id,

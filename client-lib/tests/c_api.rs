@@ -228,6 +228,10 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
             "SIW_EVENT_QP_LAST_WQE_REACHED",
             siw::AsyncEventKind::QpLastWqeReached as u64,
         ),
+        (
+            "SIW_EVENT_GID_CHANGE",
+            siw::AsyncEventKind::GidChange as u64,
+        ),
         ("SIW_QPS_SQD", siw::QpState::Sqd as u64),
         ("SIW_SRQ_MAX_WR", siw_shm::control::SRQ_MAX_WR.into()),
         ("SIW_SRQ_LIMIT", siw_shm::control::SRQ_LIMIT.into()),

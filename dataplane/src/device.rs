@@ -9,6 +9,7 @@ use rustix::rand::GetRandomFlags;
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
 use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
+use siw_shm::device_identity::GidTable;
 use siw_tcp::{
     IpCidr, LearnedRoutes, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering,
     TsoLimits, WorkerSteering,
@@ -430,6 +431,7 @@ impl OpenDevice {
             routes: self.config.routes.iter().map(|route| route.to).collect(),
             gateway: self.config.gateway.is_some(),
             gateway6: self.config.gateway6.is_some(),
+            gids: GidTable::new(self.mac, addresses.iter().map(|cidr| cidr.addr)),
             addresses,
             mtu: *self.config.mtu.get_ref(),
             link_mbps: link.as_ref().map_or(0, |status| status.mbps),

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use siw_shm::device_identity::interface_index;
+use siw_shm::device_identity::{GidTable, interface_index};
 use siw_tcp::{LearnedRoutes, Steering};
 
 use crate::config::{Cidr, DeviceConfig};
@@ -26,6 +26,8 @@ pub struct DeviceView {
     pub interface: Option<String>,
     /// The device's own addresses, each with its on-link network.
     pub addresses: Vec<Cidr>,
+    /// GIDs of these addresses and of the MAC address.
+    pub gids: GidTable,
     /// Networks behind routers on the link.
     pub routes: Vec<Cidr>,
     /// The device has an IPv4 default route.

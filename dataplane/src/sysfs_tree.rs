@@ -17,15 +17,15 @@ use std::net::Ipv6Addr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use siw_shm::device_identity::{
-    gid_table, interface_index, ip_of_gid, link_rate, node_guid, sysfs_tree_of,
-};
+use siw_shm::device_identity::{interface_index, ip_of_gid, link_rate, node_guid, sysfs_tree_of};
 
 use crate::device_view::DeviceView;
 use crate::worker::messages::PortStats;
 
 /// Addresses that the control protocol reports to clients.
 pub(crate) const MAX_ADDRESSES: usize = 8;
+/// Longest GID table: new addresses fill holes first.
+const MOST_GIDS: usize = MAX_ADDRESSES + 1;
 /// Unit of `port_rcv_data` and `port_xmit_data`.
 const OCTETS_PER_UNIT: u64 = 4;
 /// Version of the kernel's verbs interface that the classes represent.
@@ -135,18 +135,24 @@ fn write_port(port: &Folder, device: &DeviceView) -> io::Result<()> {
     write_gids(port, device)
 }
 
-/// Writes the GIDs of a port, and removes those beyond its addresses.
+/// Writes the GIDs of a port, and removes those beyond its table. A hole has a GID of zeros, as under
+/// Linux, and neither type nor interface.
 fn write_gids(port: &Folder, device: &DeviceView) -> io::Result<()> {
     let (gids, types, interfaces) = (
         port.folder("gids")?,
         port.folder("gid_attrs/types")?,
         port.folder("gid_attrs/ndevs")?,
     );
-    let ips = device.addresses.iter().map(|cidr| cidr.addr);
-    let table = gid_table(device.mac, ips.take(MAX_ADDRESSES));
-    let count = table.len();
-    for (index, raw) in table.into_iter().enumerate() {
+    let entries = device.gids.entries();
+    for (index, entry) in entries.iter().enumerate() {
         let index = index.to_string();
+        let Some(raw) = *entry else {
+            for folder in [&types, &interfaces] {
+                ignore_missing(std::fs::remove_file(folder.0.join(&index)))?;
+            }
+            gids.write_line(&index, &gid_text([0; 16]))?;
+            continue;
+        };
         let kind = match ip_of_gid(raw) {
             Some(_) => "RoCE v2",
             None => "IB/RoCE v1",
@@ -156,9 +162,8 @@ fn write_gids(port: &Folder, device: &DeviceView) -> io::Result<()> {
         interfaces.write_line(&index, &device.name)?;
     }
     for folder in [&gids, &types, &interfaces] {
-        let mut beyond = (count..).map(|index| folder.0.join(index.to_string()));
-        while let Some(path) = beyond.next().filter(|path| path.exists()) {
-            std::fs::remove_file(path)?;
+        for index in entries.len()..MOST_GIDS {
+            ignore_missing(std::fs::remove_file(folder.0.join(index.to_string())))?;
         }
     }
     Ok(())

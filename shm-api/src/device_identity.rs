@@ -31,14 +31,77 @@ pub fn ip_of_gid(raw: RawGid) -> Option<IpAddr> {
     (!is_ethernet).then(|| Ipv6Addr::from(raw).to_canonical())
 }
 
-/// All GIDs of a device, by index: those of its IP addresses, followed by the one that Linux assigns
-/// to iWARP devices, which is the Ethernet address.
-pub fn gid_table(mac: [u8; 6], ips: impl IntoIterator<Item = IpAddr>) -> Vec<RawGid> {
-    let mut ethernet = [0; 16];
-    ethernet[..6].copy_from_slice(&mac);
-    let mut gids: Vec<RawGid> = ips.into_iter().map(gid_of_ip).collect();
-    gids.push(ethernet);
-    gids
+/// The GID that Linux assigns to iWARP devices: the Ethernet address.
+#[must_use]
+pub fn gid_of_mac(mac: [u8; 6]) -> RawGid {
+    let mut raw = [0; 16];
+    raw[..6].copy_from_slice(&mac);
+    raw
+}
+
+/// GIDs of a device by index: at first those of its IP addresses, followed by that of its Ethernet
+/// address. As under Linux, an entry keeps its index as long as it exists and leaves a hole, which the
+/// next new address fills.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GidTable(Vec<Option<RawGid>>);
+
+impl GidTable {
+    /// The table of a device that starts.
+    pub fn new(mac: [u8; 6], ips: impl IntoIterator<Item = IpAddr>) -> GidTable {
+        let of_ips = ips.into_iter().map(gid_of_ip);
+        let all = of_ips.chain([gid_of_mac(mac)]);
+        GidTable(all.map(Some).collect())
+    }
+
+    /// Follows a change of the device's IP addresses.
+    pub fn set_addresses(&mut self, ips: impl IntoIterator<Item = IpAddr>) {
+        let wanted: Vec<RawGid> = ips.into_iter().map(gid_of_ip).collect();
+        for entry in &mut self.0 {
+            let is_removed = |raw: &RawGid| ip_of_gid(*raw).is_some() && !wanted.contains(raw);
+            if entry.as_ref().is_some_and(is_removed) {
+                *entry = None;
+            }
+        }
+        for raw in wanted {
+            if self.index_of(raw).is_some() {
+                continue;
+            }
+            match self.0.iter_mut().find(|entry| entry.is_none()) {
+                Some(hole) => *hole = Some(raw),
+                None => self.0.push(Some(raw)),
+            }
+        }
+        while self.0.last().is_some_and(Option::is_none) {
+            self.0.pop();
+        }
+    }
+
+    /// Puts a GID at an index, for a table that is received entry by entry; see also [`Self::empty`].
+    pub fn place(&mut self, index: u8, raw: RawGid) {
+        let index = usize::from(index);
+        if self.0.len() <= index {
+            self.0.resize(index + 1, None);
+        }
+        self.0[index] = Some(raw);
+    }
+
+    /// A table without entries.
+    #[must_use]
+    pub const fn empty() -> GidTable {
+        GidTable(Vec::new())
+    }
+
+    /// The entries by index; `None` is a hole.
+    #[must_use]
+    pub fn entries(&self) -> &[Option<RawGid>] {
+        &self.0
+    }
+
+    /// The index of a GID.
+    #[must_use]
+    pub fn index_of(&self, raw: RawGid) -> Option<usize> {
+        self.0.iter().position(|entry| *entry == Some(raw))
+    }
 }
 
 /// Link speed in InfiniBand terms.
@@ -119,13 +182,38 @@ mod tests {
     fn gids_are_the_addresses_and_then_the_mac() {
         let mac = [2, 0, 0, 1, 2, 3];
         let ips: [IpAddr; 2] = ["10.77.0.1".parse().unwrap(), "fd77::1".parse().unwrap()];
-        let gids = gid_table(mac, ips);
+        let table = GidTable::new(mac, ips);
+        let gids: Vec<RawGid> = table.entries().iter().copied().flatten().collect();
         assert_eq!(gids.len(), 3);
         assert_eq!(gids[0][10..], [0xff, 0xff, 10, 77, 0, 1]);
         assert_eq!(ip_of_gid(gids[0]), Some(ips[0]));
         assert_eq!(ip_of_gid(gids[1]), Some(ips[1]));
         assert_eq!(ip_of_gid(gids[2]), None);
         assert_eq!(node_guid(mac), [0, 0, 0, 0xff, 0xfe, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_gid_keeps_its_index_and_leaves_a_hole() {
+        let mac = [2, 0, 0, 1, 2, 3];
+        let ips = ["10.77.0.1", "fd77::1", "10.77.0.9", "10.77.0.8"];
+        let [first, second, third, fourth]: [IpAddr; 4] = ips.map(|ip| ip.parse().unwrap());
+        let mut table = GidTable::new(mac, [first, second]);
+        table.set_addresses([first, second, third]);
+        let index = |table: &GidTable, ip| table.index_of(gid_of_ip(ip));
+        assert_eq!(index(&table, third), Some(3));
+        table.set_addresses([second, third]);
+        assert_eq!(table.entries()[0], None);
+        assert_eq!(index(&table, second), Some(1));
+        assert_eq!(table.index_of(gid_of_mac(mac)), Some(2));
+        table.set_addresses([second, third, fourth]);
+        assert_eq!(index(&table, fourth), Some(0));
+        table.set_addresses([second, fourth]);
+        assert_eq!(table.entries().len(), 3);
+        let mut received = GidTable::empty();
+        for (index, raw) in table.entries().iter().enumerate().rev() {
+            received.place(index as u8, raw.unwrap());
+        }
+        assert_eq!(received, table);
     }
 
     #[test]

@@ -306,7 +306,7 @@ pub unsafe extern "C" fn siw_reject(
     to_status(unsafe {
         take_handle(req).and_then(|request| {
             let private_data = borrow_array(private_data, len as usize)?;
-            request.reject(private_data)
+            Ok(request.reject(private_data)?)
         })
     })
 }

@@ -319,13 +319,15 @@ impl Acceptor {
             .map_err(|error| Refusal::no_shared_memory(error.into()))?;
             ends.push((ring, Arc::new(OwnedFd::from(wake))));
         }
+        let features = hello.features & m::FEATURES;
+        client.features = features;
         let reply = m::HelloReply {
             version: version.into(),
             client_id: id.0 as u32,
             n_workers: workers,
             n_devices: context.devices.views.len() as u32,
             doorbell_capacity: capacity,
-            features: hello.features & m::FEATURES,
+            features,
             limits,
             daemon: m::Text::new(concat!("siwd ", env!("CARGO_PKG_VERSION"))),
         };

@@ -37,7 +37,9 @@ pub(super) fn on_established(
     let Some(qp) = resources.qp_mut(id, qpn) else {
         return;
     };
-    qp.phase = QpPhase::Attached;
+    if qp.phase == QpPhase::Connecting {
+        qp.phase = QpPhase::Attached;
+    }
     qp.state = QpState::Rts;
     qp.ird = negotiated.ird;
     qp.ord = negotiated.ord;

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::libc;
-use siw_shm::control::messages::{self as m, CM_OMIT_CANCELLATIONS};
+use siw_shm::control::messages::{self as m, CM_OMIT_CANCELLATIONS, CM_REPORT_REMOVALS};
 use siw_shm::control::{CmEventKind, CmEventMessage, ControlSocket, QpState, Text};
 use siw_shm::device_identity::interface_index;
 
@@ -561,7 +561,8 @@ impl Connections {
         }
     }
 
-    /// Reports the removal of a device to the listeners that listen on no other device.
+    /// Reports the removal of a device to the channels that ask for it, and to the listeners that listen
+    /// on no other device.
     pub(super) fn remove_device(&mut self, resources: &mut Resources, device: usize) {
         let on_it = |listener: &ClientListener| listener.devices == [device];
         let told: Vec<_> = self
@@ -576,7 +577,18 @@ impl Connections {
                 (listener.client, listener.cm_channel, event)
             })
             .collect();
-        for (client, channel, event) in told {
+        let mut event = CmEventMessage::new(CmEventKind::DeviceRemoval);
+        event.device = device as u32;
+        let channels = resources.clients.values().flat_map(|client| {
+            let channels = client.cm_channels.iter();
+            let asking = channels.filter(|(_, outbox)| outbox.flags & CM_REPORT_REMOVALS != 0);
+            asking.map(|(channel, _)| (client.id, *channel))
+        });
+        let of_channels: Vec<_> = channels.collect();
+        let of_channels = of_channels
+            .into_iter()
+            .map(|(client, channel)| (client, channel, event));
+        for (client, channel, event) in told.into_iter().chain(of_channels) {
             resources.post_cm_event(client, Some(channel), &event);
         }
         for (_, listener) in self.listeners.iter_mut() {
@@ -911,18 +923,36 @@ impl Connections {
     }
 }
 
-/// Reports a failed connect or accept; the queue pair may try again, unless its consumer moved it to
-/// ERROR meanwhile.
-pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: ConnectFailure) {
+/// Reports a failed connect or accept; the queue pair may try again, unless it was moved to ERROR
+/// meanwhile or its worker is about to release it. `is_kept`: see [`Event::ConnectFailed`].
+pub(super) fn on_connect_failed(
+    context: &mut Context,
+    qpn: Qpn,
+    failure: ConnectFailure,
+    is_kept: bool,
+) {
     let Some(id) = context.resources.owner_of_qp(qpn) else {
         return;
     };
     let Some(qp) = context.resources.qp_mut(id, qpn) else {
         return;
     };
-    let is_in_error = qp.state == QpState::Error;
-    qp.phase = QpPhase::Detached;
-    qp.state = QpState::Idle;
+    // The failure and the move to ERROR have crossed.
+    let is_in_error = !is_kept && qp.state == QpState::Error;
+    if is_kept {
+        qp.state = QpState::Error;
+        qp.pair = None;
+    }
+    if qp.phase == QpPhase::Connecting {
+        qp.phase = if is_kept {
+            QpPhase::Attached
+        } else {
+            QpPhase::Detached
+        };
+        if !is_kept {
+            qp.state = QpState::Idle;
+        }
+    }
     context.resources.forget_connection(id, qpn);
     if pairing::on_pair_failed(context, id, qpn, &failure) {
         return;
@@ -934,8 +964,9 @@ pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: Connec
     let channel = qp.cm_channel;
     context.record_end(qpn, false, Some(&event.reason.to_text()));
     context.resources.post_cm_event(id, channel, &event);
-    if is_in_error {
-        // The queue pair exists: the worker gets it again.
+    let qp = context.resources.qp_mut(id, qpn);
+    if is_in_error && qp.is_some_and(|qp| qp.phase == QpPhase::Detached) {
+        // The queue pair exists.
         let _ = queue_pairs::install_in_error(context, id, qpn);
     }
 }

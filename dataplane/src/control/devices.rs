@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use nix::libc;
 use siw_shm::control::Addr;
 use siw_shm::control::messages as m;
+use siw_shm::device_identity::{gid_of_ip, gid_of_mac};
 
 use super::refusal::Refusal;
 use super::replies::{Outcome, send_reply};
@@ -13,6 +14,7 @@ use super::resources::Resources;
 use crate::device_view::DeviceView;
 use crate::host_ports::{ClaimError, PortClaim};
 use crate::ids::ClientId;
+use crate::sysfs_tree::MAX_ADDRESSES;
 
 /// Addresses of its devices that a listener or binding covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +82,7 @@ impl Devices {
         resources: &mut Resources,
         id: ClientId,
         seq: u32,
-        index: u32,
+        &m::QueryDevice { index, flags }: &m::QueryDevice,
     ) -> Outcome {
         let count = self.views.len();
         let device = self.views.get(index as usize).ok_or_else(|| {
@@ -89,10 +91,20 @@ impl Devices {
                 format!("no device {index}: the number of devices is {count}"),
             )
         })?;
-        let mut ips = [m::Addr::NONE; 8];
+        if flags & m::QUERY_WATCH != 0 {
+            resources.client_mut(id)?.watched_device = Some(index as usize);
+        }
+        let mut ips = [m::Addr::NONE; MAX_ADDRESSES];
+        let mut gid_indices = [0; MAX_ADDRESSES];
         let mut used = 0;
-        for (place, cidr) in ips.iter_mut().zip(&device.addresses) {
-            *place = cidr.addr.into();
+        let gid_index = |raw| device.gids.index_of(raw).map_or(0, |index| index as u8);
+        for (cidr, (ip, index)) in device
+            .addresses
+            .iter()
+            .zip(ips.iter_mut().zip(&mut gid_indices))
+        {
+            *ip = cidr.addr.into();
+            *index = gid_index(gid_of_ip(cidr.addr));
             used += 1;
         }
         let reply = m::DeviceReply {
@@ -119,6 +131,9 @@ impl Devices {
                 | m::CAP_MEM_WINDOW
                 | m::CAP_FAST_REG,
             ips,
+            gid_indices,
+            mac_gid_index: gid_index(gid_of_mac(device.mac)),
+            reserved_gids: [0; 7],
         };
         send_reply::<m::QueryDevice>(resources.client_mut(id)?, seq, &reply)
     }

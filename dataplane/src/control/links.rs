@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 
 use dpdk::{LinkStatus, PortEvent};
 use siw_shm::control::AsyncEventKind;
+use siw_shm::control::messages as m;
 
 use super::context::Context;
 use super::reports::{HelperReport, LinkReport, LinkState, Reporter};
-use super::resources::Resources;
+use super::resources::{Client, Resources};
 use crate::device_view::DeviceView;
 use crate::host::HostClaim;
 use crate::host_path::HostThread;
+use crate::ids::ClientId;
 use crate::netlink::RouteSocket;
 use crate::prepared::DeviceClaims;
 use crate::sysfs_tree::SysfsTree;
@@ -170,11 +172,14 @@ impl LinkMonitor {
         post_to_clients(&mut context.resources, kind, device, why);
     }
 
-    /// Writes the GIDs of a device whose addresses have changed.
-    pub fn write_addresses(&self, view: &DeviceView) {
+    /// Writes the GIDs of a device whose addresses have changed, and reports the change to every client.
+    pub fn publish_addresses(&self, context: &mut Context, device: usize) {
         if let Some(sysfs) = &self.sysfs {
-            sysfs.update_addresses(view);
+            sysfs.update_addresses(&context.devices.views[device]);
         }
+        let why = "the addresses of the device were changed";
+        let resources = &mut context.resources;
+        post_to_clients(resources, AsyncEventKind::GidChange, device, why);
     }
 
     fn write_link_state(&self, view: &DeviceView) {
@@ -391,8 +396,18 @@ impl Refusals {
     }
 }
 
+/// Reports an event of a device to the clients that know its kind and watch the device, or all devices.
 fn post_to_clients(resources: &mut Resources, kind: AsyncEventKind, device: usize, why: &str) {
-    for id in resources.clients.keys().copied().collect::<Vec<_>>() {
+    let is_concerned = |client: &&Client| {
+        let knows_kind =
+            kind != AsyncEventKind::GidChange || client.features & m::FEATURE_GIDS != 0;
+        knows_kind
+            && client
+                .watched_device
+                .is_none_or(|watched| watched == device)
+    };
+    let clients = resources.clients.values().filter(is_concerned);
+    for id in clients.map(|client| client.id).collect::<Vec<ClientId>>() {
         resources.post_async_event(id, kind, device as u32, why);
     }
 }

@@ -603,7 +603,7 @@ impl ControlThread {
             Request::QueryDevice(query) => {
                 context
                     .devices
-                    .query_device(&mut context.resources, id, seq, query.index)
+                    .query_device(&mut context.resources, id, seq, query)
             }
             Request::AllocPd(_) => memory::alloc_pd(&mut context.resources, id, seq),
             Request::DeallocPd(request) => {
@@ -895,9 +895,14 @@ impl ControlThread {
                 cm::on_established(resources, qpn, &negotiated, &private_data, ends);
                 self.captures.on_established(context, qpn, ends);
             }
-            Event::ConnectFailed { qpn, failure, last } => {
+            Event::ConnectFailed {
+                qpn,
+                failure,
+                last,
+                is_kept,
+            } => {
                 context.resources.record_connection(qpn, last);
-                connections::on_connect_failed(context, qpn, failure)
+                connections::on_connect_failed(context, qpn, failure, is_kept)
             }
             Event::Resolved {
                 client,

@@ -1,9 +1,9 @@
 //! Actions of operators on a running daemon.
 
 use nix::libc;
-use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::OperatorAction;
+use siw_shm::control::{AsyncEventKind, QpState};
 
 use super::context::Context;
 use super::device_changes::{ChangedParts, DeviceChanges};
@@ -154,6 +154,8 @@ fn end_queue_pair(context: &mut Context, viewer: Viewer, target: u64) -> Result<
     if let Some(qp) = context.resources.qp_mut(owner, qpn) {
         // The worker's report would name the reset that follows.
         qp.end_is_recorded = true;
+        qp.state = QpState::Error;
+        qp.pair = None;
     }
     let token = context.workers.next_token(None);
     let to = Some(ModifyTarget::Error);

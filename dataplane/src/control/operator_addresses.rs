@@ -70,7 +70,7 @@ pub(super) fn change_addresses(
         check_removal(context, config, listeners, device, &after)?;
         tracing::warn!(device = %name, "an operator changes addresses: {}", words.join(" "));
         apply(context, listeners, device, &before, after);
-        links.write_addresses(&context.devices.views[device]);
+        links.publish_addresses(context, device);
     }
     let addresses = &context.devices.views[device].addresses;
     let configured = config.addresses.get_ref();
@@ -217,6 +217,7 @@ fn apply(
     let new = after.iter().filter(|cidr| !before.contains(cidr));
     let new: Vec<IpAddr> = new.map(|cidr| cidr.addr).collect();
     let view = &mut context.devices.views[device];
+    view.gids.set_addresses(after.iter().map(|cidr| cidr.addr));
     view.addresses = after;
     for (number, listener) in listeners.iter() {
         let is_of_family = matches!(listener.scope, LocalScope::Ipv4 | LocalScope::Ipv6);

@@ -124,6 +124,7 @@ impl Pairing {
             ));
         }
         let denied = denied_access(request.denied_access)?;
+        let denied_before = qp.attr.denied_access;
         let to_itself = (local, qpn) == (peer, peer_qpn);
         if !to_itself {
             self.listen_for_pairs(context, listeners)?;
@@ -149,8 +150,8 @@ impl Pairing {
             qp.device = device;
         }
         context.resources.pair_times.set_time(until, id, qpn);
-        if initiates {
-            connect_pair(context, id, qpn)?;
+        let started = if initiates {
+            connect_pair(context, id, qpn)
         } else {
             let key = PairKey {
                 local,
@@ -158,9 +159,18 @@ impl Pairing {
                 peer,
                 peer_qpn,
             };
-            if let Some((early, _)) = self.early.remove(&key) {
-                accept_pair(context, id, qpn, early)?;
+            match self.early.remove(&key) {
+                Some((early, _)) => accept_pair(context, id, qpn, early),
+                None => Ok(()),
             }
+        };
+        if let Err(refusal) = started {
+            // The client may change the queue pair and ask again: nothing is tried meanwhile.
+            if let Some(qp) = context.resources.qp_mut(id, qpn) {
+                qp.pair = None;
+                qp.attr.denied_access = denied_before;
+            }
+            return Err(refusal);
         }
         send_reply::<m::PairQp>(context.resources.client_mut(id)?, seq, &EMPTY)
     }

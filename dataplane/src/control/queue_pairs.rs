@@ -192,10 +192,14 @@ pub(super) fn modify_qp(
             true,
         );
     }
-    if request.flags != 0 {
+    let is_quiet = request.flags == m::MODIFY_QUIET_DRAIN;
+    if request.flags != 0 && !(is_quiet && request.state == m::QpState::Sqd as u32) {
         return Err(Refusal::new(
             libc::EINVAL,
-            format!("flags {:#x}: 0 or 1 is allowed", request.flags),
+            format!(
+                "flags {:#x}: 0 or 1 is allowed, and 2 with SQD",
+                request.flags
+            ),
         ));
     }
     if request.state == m::QpState::Idle as u32 || request.state == m::QpState::Error as u32 {
@@ -215,6 +219,7 @@ pub(super) fn modify_qp(
         }
         m::QpState::Idle => {
             let worker = qp.worker;
+            qp.phase = QpPhase::Leaving;
             context
                 .workers
                 .post_command(worker, Command::ResetQp { qpn });
@@ -237,7 +242,7 @@ pub(super) fn modify_qp(
             Some(ModifyTarget::Error)
         }
         m::QpState::Closing => Some(ModifyTarget::Closing),
-        m::QpState::Sqd => Some(ModifyTarget::SendQueueDrain),
+        m::QpState::Sqd => Some(ModifyTarget::SendQueueDrain { is_quiet }),
         m::QpState::Rts => Some(ModifyTarget::ReadyToSend),
         m::QpState::Terminate => Some(ModifyTarget::Terminate),
         m::QpState::Rtr => {
@@ -374,13 +379,14 @@ pub(super) fn destroy_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn
     let client = context.resources.client_mut(id)?;
     let qp = client
         .qps
-        .get(&qpn)
+        .get_mut(&qpn)
         .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
     if qp.phase == QpPhase::Detached {
         context.resources.free_qp(id, qpn);
         return send_reply::<m::DestroyQp>(context.resources.client_mut(id)?, seq, &EMPTY);
     }
     let worker = qp.worker;
+    qp.phase = QpPhase::Leaving;
     context
         .workers
         .post_command(worker, Command::DestroyQp { qpn });

@@ -117,7 +117,8 @@ impl ClientSrq {
     }
 }
 
-/// Phase of a queue pair.
+/// Phase of a queue pair: the owner of its rings, which is one worker or, in `Detached`, the control
+/// thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QpPhase {
     /// Not in a worker: created, or its connect failed.
@@ -126,6 +127,9 @@ pub enum QpPhase {
     Connecting,
     /// In a worker, connected or disconnected.
     Attached,
+    /// In a worker that was told to release it, for a reset or its destruction. It stays there until the
+    /// worker says so, also if its set-up fails meanwhile.
+    Leaving,
 }
 
 /// A queue pair.
@@ -211,6 +215,10 @@ pub struct Client {
     pub name: String,
     pub conn: ControlSocket,
     pub greeted: bool,
+    /// Optional features that both sides know.
+    pub features: u32,
+    /// The only device whose events it gets.
+    pub watched_device: Option<usize>,
     /// Resources held by the client, by quota.
     pub account: Account,
     pub charged_queues: ChargedQueues,
@@ -296,6 +304,8 @@ impl Client {
             name: String::new(),
             conn,
             greeted: false,
+            features: 0,
+            watched_device: None,
             account,
             charged_queues: ChargedQueues::default(),
             events_waiting: EventBudget::new(limits.events_per_client as usize),

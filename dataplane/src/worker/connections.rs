@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use dpdk::MbufCache;
-use siw_iwarp::{CloseReason, QueuePair, RdmapState, TxRecord};
+use siw_iwarp::{CloseReason, QpEvent, QueuePair, RdmapState, TxRecord};
 use siw_memory::Stag;
 use siw_tcp::{ConnId, Instant, IpCidr, LearnedRoutes, TcpInfo, TcpState};
 
@@ -152,7 +152,9 @@ impl Connections {
         let (client, qpn) = (queue_pair.client, queue_pair.rings.qpn);
         let events = std::mem::take(&mut queue_pair.rings.events);
         let misuse = queue_pair.rings.misuse.take();
-        for event in events {
+        let drains_quietly = queue_pair.drains_quietly;
+        let is_wanted = |event: &QpEvent| !drains_quietly || *event != QpEvent::SqDrained;
+        for event in events.into_iter().filter(is_wanted) {
             self.post_event(Event::Async { client, qpn, event });
         }
         match misuse {
@@ -381,17 +383,16 @@ impl Connections {
             resolutions.fail_all_on(port, &mut worker);
             let on_port = self
                 .queue_pairs
-                .select(|queue_pair| queue_pair.port == port && queue_pair.conn.is_some());
+                .select(|queue_pair| queue_pair.port == port && queue_pair.uses_port());
             for slot in on_port {
                 let Some(queue_pair) = self.queue_pairs.get(slot) else {
                     continue;
                 };
-                let Some(conn) = queue_pair.conn else {
-                    continue;
-                };
-                let has_stream = queue_pair.state.has_stream();
-                self.ports[port].stack.abort(now, conn);
-                if has_stream {
+                let (conn, has_stream) = (queue_pair.conn, queue_pair.state.has_stream());
+                if let Some(conn) = conn {
+                    self.ports[port].stack.abort(now, conn);
+                }
+                if let Some(conn) = conn.filter(|_| has_stream) {
                     self.on_connection_ended(now, port, conn, slot, CloseReason::Reset);
                 } else {
                     let why = "the device was removed".to_owned();

@@ -25,8 +25,8 @@
 //!  DestroyQp while data is unacknowledged: Destroying, then removed; otherwise removed at once.
 //!  The client departs while a stream is Running: Lingering, then removed (see `lingering.rs`).
 //!  An error without Terminate (reset, moved to ERROR, a failed build): RST, Disconnected.
-//!  A failed set-up, or one whose queue pair is moved to ERROR: removed; the control thread gets the
-//!  rings back for a new attempt.
+//!  A failed set-up: removed; the control thread gets the untouched rings back for a new attempt.
+//!  Moved to ERROR during the set-up: Disconnected. The flush has read the rings, so they stay here.
 //! ```
 //!
 //! | state | awaits | for how long | then |
@@ -182,7 +182,36 @@ impl Connections {
         }
         let qpn = queue_pair.rings.qpn;
         self.drops.count(DropReason::of_connect(&failure));
-        self.post_event(Event::ConnectFailed { qpn, failure, last });
+        self.post_event(Event::ConnectFailed {
+            qpn,
+            failure,
+            last,
+            is_kept: false,
+        });
+    }
+
+    /// Ends the set-up of a queue pair that is moved to ERROR, and keeps the queue pair: it flushes its
+    /// rings from now on, and a worker that got them again would flush them again.
+    fn end_set_up(&mut self, now: Instant, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        let last = queue_pair.last_snapshot(&self.ports, slot.0).map(Box::new);
+        let (qpn, port) = (queue_pair.rings.qpn, queue_pair.port);
+        if let Some(conn) = queue_pair.conn.take() {
+            self.ports[port].stack.abort(now, conn);
+            self.give_up_connection(now, port, conn);
+        }
+        self.enter_state(slot, LifecycleState::Disconnected);
+        let failure = ConnectFailure::Reset;
+        self.drops.count(DropReason::of_connect(&failure));
+        self.post_event(Event::ConnectFailed {
+            qpn,
+            failure,
+            last,
+            is_kept: true,
+        });
+        self.post_last_wqe(slot);
     }
 
     /// Disconnects a queue pair for its consumer.
@@ -200,15 +229,14 @@ impl Connections {
         }
     }
 
-    /// Moves the queue pair to ERROR: flushes it and resets its connection. A set-up under way fails.
+    /// Moves the queue pair to ERROR: flushes it and resets its connection. A set-up under way ends.
     pub(super) fn end_in_error(&mut self, now: Instant, slot: QpSlot) {
-        self.with_queue_pair(slot, |protocol, view| protocol.modify_to_error(view));
-        self.report_and_follow(now, slot);
         let queue_pair = self.queue_pairs.get(slot);
         if queue_pair.is_some_and(|queue_pair| queue_pair.state.is_connecting()) {
-            self.abort_connection(now, slot);
-            self.connect_failed(now, slot, ConnectFailure::Reset);
+            self.end_set_up(now, slot);
         }
+        self.with_queue_pair(slot, |protocol, view| protocol.modify_to_error(view));
+        self.report_and_follow(now, slot);
     }
 
     /// Moves a queue pair that never had a connection to ERROR, for its consumer or because its peer
@@ -541,13 +569,21 @@ impl Connections {
             (Some(to), Some(slot)) => self.move_to(now, slot, to).err(),
             // The queue pair will be installed with the new rights.
             (Some(ModifyTarget::DenyAccess(_)), None) => None,
+            // Its set-up has just failed: the control thread installs it in ERROR.
+            (Some(ModifyTarget::Error), None) => None,
             (Some(_), None) => Some("its connection has just failed"),
             (None, _) => None,
         };
         let info = found
             .and_then(|slot| self.queue_pairs.get(slot))
-            .map(queue_pair_info)
-            .unwrap_or_default();
+            .map(queue_pair_info);
+        let info = info.unwrap_or_else(|| match to {
+            Some(ModifyTarget::Error) => QpInfo {
+                state: control::QpState::Error,
+                ..QpInfo::default()
+            },
+            _ => QpInfo::default(),
+        });
         let info = Box::new(QpInfo { refused, ..info });
         self.post_event(Event::QpInfo { qpn, token, info });
     }
@@ -571,7 +607,10 @@ impl Connections {
                 self.with_queue_pair(slot, |protocol, _| protocol.deny_access(denied));
                 return Ok(());
             }
-            ModifyTarget::SendQueueDrain => {
+            ModifyTarget::SendQueueDrain { is_quiet } => {
+                if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+                    queue_pair.drains_quietly = is_quiet;
+                }
                 self.with_queue_pair(slot, |protocol, view| protocol.drain_send_queue(view))
             }
             ModifyTarget::ReadyToSend => {

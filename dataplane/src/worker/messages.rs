@@ -359,7 +359,10 @@ pub enum ModifyTarget {
     /// From SQD back to RTS.
     ReadyToSend,
     /// SQD: no further send work request starts.
-    SendQueueDrain,
+    SendQueueDrain {
+        /// The client gets no event when the started ones are completed.
+        is_quiet: bool,
+    },
     /// Like a disconnect.
     Closing,
     /// A Terminate goes out, then the connection closes.
@@ -483,7 +486,7 @@ pub enum Event {
         /// The peer's.
         remote: SocketAddr,
     },
-    /// A set-up failed, and the worker has removed the queue pair.
+    /// A set-up failed.
     ConnectFailed {
         /// The queue pair.
         qpn: Qpn,
@@ -491,6 +494,9 @@ pub enum Event {
         failure: ConnectFailure,
         /// State at the end.
         last: Option<Box<ConnectionSnapshot>>,
+        /// The queue pair was moved to ERROR during the set-up, and the worker keeps it. Otherwise the
+        /// worker has removed it, and has not read its rings.
+        is_kept: bool,
     },
     /// A resolution ended.
     Resolved {

@@ -40,6 +40,8 @@ pub(super) struct WorkerQp {
     pub(super) is_polled: bool,
     /// The report of the end of its connection has a snapshot.
     pub(super) is_recorded: bool,
+    /// The consumer wants no event at the end of the current drain.
+    pub(super) drains_quietly: bool,
     pub(super) state: LifecycleState,
     pub(super) rings: QpRings,
     /// The iWARP protocol of its stream.
@@ -97,6 +99,7 @@ impl WorkerQp {
             is_polled: false,
             is_recorded,
             final_send,
+            drains_quietly: false,
             unpolled: None,
         }
     }
@@ -112,6 +115,11 @@ impl WorkerQp {
     #[inline]
     pub(super) fn may_send_after_ack(&self) -> bool {
         !self.rings.is_sq_drained || self.protocol.state() != RdmapState::Rts
+    }
+
+    /// True if it has a connection of its port or is about to open one.
+    pub(super) fn uses_port(&self) -> bool {
+        self.conn.is_some() || self.state.is_connecting()
     }
 
     /// True if work requests posted now can only be flushed.

@@ -121,7 +121,7 @@ impl Fuzzer {
             0 => self.call(
                 &m::QueryDevice {
                     index: a % 3,
-                    reserved,
+                    flags: 0,
                 },
                 &none,
             ),

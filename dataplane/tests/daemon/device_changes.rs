@@ -119,8 +119,8 @@ fn devices_come_and_go_beside_a_transfer() {
         }
         ping(&c, &d);
         drop((c, d));
-        // Contexts from before have the devices from before.
-        assert_eq!(early.query_devices().unwrap().len(), 2);
+        // Contexts from before have the devices of now.
+        assert_eq!(early.query_devices().unwrap().len(), 4);
         for _ in 0..3 {
             let (c, d) = second_pair(&daemon);
             ping(&c, &d);

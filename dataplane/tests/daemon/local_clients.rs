@@ -339,13 +339,8 @@ fn a_client_that_sends_requests_and_reads_no_reply_keeps_nobody_waiting() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
     let floods: Vec<Raw> = (0..4).map(|_| Raw::new(&daemon)).collect();
-    let request = siw_shm::control::codec::encode_request(
-        3,
-        &m::QueryDevice {
-            index: 0,
-            reserved: 0,
-        },
-    );
+    let request =
+        siw_shm::control::codec::encode_request(3, &m::QueryDevice { index: 0, flags: 0 });
     for h in &floods {
         h.conn.set_nonblocking(true).unwrap();
     }

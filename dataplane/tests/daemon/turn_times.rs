@@ -360,7 +360,7 @@ fn longest_times() -> BTreeMap<String, Duration> {
     for _ in 0..3 {
         let mut client = Requests::new(&d);
         let (device, reserved) = (0, 0);
-        client.call(&m::QueryDevice { index: 0, reserved });
+        client.call(&m::QueryDevice { index: 0, flags: 0 });
         let pd = client.call(&m::AllocPd { device, reserved }).id;
         client.register_memory(pd);
         client.change_queues(pd);

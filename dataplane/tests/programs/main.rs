@@ -6,6 +6,7 @@ mod common;
 
 mod benchmark_programs;
 mod ceph_cluster;
+mod changing_devices;
 mod dapl_programs;
 mod doctor;
 mod ending_programs;

@@ -13,6 +13,11 @@ fn calls_in_a_wrong_state_or_with_wrong_arguments_fail_as_under_linux() {
 }
 
 #[test]
+fn an_identifier_does_not_look_at_a_queue_pair_that_the_program_destroyed() {
+    run_to_done("destroyed_queue_pair", "");
+}
+
+#[test]
 fn a_program_with_its_own_queue_pair_gets_the_response_and_establishes_the_connection() {
     run_to_done("own_queue_pairs", "");
 }

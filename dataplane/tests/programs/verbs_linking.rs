@@ -6,6 +6,7 @@ use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::Program;
 use crate::common::siwrun;
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,6 +55,63 @@ fn every_symbol_of_the_distribution_is_there() {
             .collect();
         assert!(missing.is_empty(), "{library}: {missing:?}");
         assert!(theirs.len() > 50, "{library}: {theirs:?}");
+    }
+}
+
+/// Has siwrun make the links of a library; returns their folder.
+fn make_links(library: &Path, runtime: &Path) -> PathBuf {
+    let made = Command::new(siwrun())
+        .arg("--library")
+        .arg(library)
+        .arg("--print-links")
+        .env("XDG_RUNTIME_DIR", runtime)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    PathBuf::from(String::from_utf8(made.stdout).unwrap().trim_end())
+}
+
+/// An installation under another path, as in a container.
+#[test]
+fn the_links_of_siwrun_stay_when_the_installation_has_another_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    std::fs::create_dir(&first).unwrap();
+    std::fs::write(first.join("libsiw_verbs.so"), "").unwrap();
+    let of = |links: &Path| {
+        let names = ["libibverbs.so.1", "pkgconfig/libibverbs.pc"];
+        names.map(|name| std::fs::symlink_metadata(links.join(name)).unwrap().ino())
+    };
+    let links = make_links(&first.join("libsiw_verbs.so"), folder.path());
+    let made = of(&links);
+    std::fs::rename(&first, &second).unwrap();
+    let moved = make_links(&second.join("libsiw_verbs.so"), folder.path());
+    assert_eq!(moved, second.join("siw-verbs/lib"));
+    assert_eq!(of(&moved), made);
+    let found = moved.join("libibverbs.so.1").canonicalize().unwrap();
+    assert_eq!(
+        found,
+        second.canonicalize().unwrap().join("libsiw_verbs.so")
+    );
+}
+
+/// Installations in which siwrun can write nothing.
+#[test]
+fn siwruns_of_two_installations_have_links_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let links = ["first", "second"].map(|name| {
+        let installed = folder.path().join(name);
+        std::fs::create_dir(&installed).unwrap();
+        std::fs::write(installed.join("libsiw_verbs.so"), "").unwrap();
+        // In the place of the folder for links.
+        std::fs::write(installed.join("siw-verbs"), "").unwrap();
+        make_links(&installed.join("libsiw_verbs.so"), folder.path())
+    });
+    assert_ne!(links[0], links[1]);
+    for (links, name) in links.iter().zip(["first", "second"]) {
+        assert!(links.starts_with(folder.path()), "{}", links.display());
+        let found = links.join("librdmacm.so.1").canonicalize().unwrap();
+        assert!(found.ends_with(format!("{name}/libsiw_verbs.so")));
     }
 }
 

@@ -25,6 +25,7 @@ mod rust_examples;
 mod safety;
 mod self_pairs;
 mod self_test;
+mod set_up_ends;
 mod shared_arenas;
 mod shared_receive;
 mod verbs;

@@ -278,6 +278,38 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
     assert_eq!(b.wc().status, WcStatus::MW_BIND_ERR);
 }
 
+/// Each bind names the key of the one before it, so keys and posts have one order.
+#[test]
+fn threads_bind_one_window_in_some_order() {
+    const ROUNDS: usize = 200;
+    const THREADS: usize = 3;
+    const BINDS: usize = 10;
+    let daemon = Daemon::loopback();
+    let (_a, b) = pair(&daemon, 64);
+    let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
+    let to = &mr.window(0..8, READ).unwrap();
+    let qp = &b.qp;
+    for _ in 0..ROUNDS {
+        let mw = &b.pd.alloc_mw(WindowType::One).unwrap();
+        let start = &std::sync::Barrier::new(THREADS);
+        let bind_often = move || {
+            start.wait();
+            [0; BINDS].map(|_| mw.post_bind(qp, 1, WrFlags::SIGNALED, to).unwrap())
+        };
+        let mut keys: Vec<u32> = std::thread::scope(|scope| {
+            let threads = [0; THREADS].map(|_| scope.spawn(bind_often));
+            let keys = threads.map(|thread| thread.join().unwrap());
+            keys.into_iter().flatten().collect()
+        });
+        for _ in 0..keys.len() {
+            done(&b, WcOpcode::BIND_MW);
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), THREADS * BINDS);
+    }
+}
+
 #[test]
 fn a_window_goes_with_the_queue_pair_it_was_bound_through_or_when_it_is_freed() {
     let daemon = Daemon::loopback();

@@ -65,10 +65,7 @@ fn a_newer_library_gets_the_highest_version_that_the_daemon_has() {
         device: 0,
         reserved: 0,
     });
-    let query = m::QueryDevice {
-        index: 0,
-        reserved: 0,
-    };
+    let query = m::QueryDevice { index: 0, flags: 0 };
     new.send(&query, 16, 0);
     assert!(
         new.reply::<m::QueryDevice>(size_of::<m::DeviceReply>())

@@ -9,6 +9,7 @@ use super::srq::SrqObject;
 use crate::abi::*;
 use crate::status::{log_failure, set_errno};
 use siw::{AsyncEvent, AsyncEventKind, Error};
+use siw_shm::control::EVERY_DEVICE;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -42,12 +43,17 @@ fn find_element(context: &ContextObject, event: &AsyncEvent) -> Option<(ibv_even
             queue.async_events.deliver();
             Element { srq }
         }),
-        PortActive | PortErr if event.object != context.device().info().index => None,
-        PortActive | PortErr | DeviceFatal => Some(Element {
+        PortActive | PortErr | GidChange | DeviceFatal if !is_of_device(context, event) => None,
+        PortActive | PortErr | GidChange | DeviceFatal => Some(Element {
             port_num: PORT as c_int,
         }),
     }?;
     Some((kind as u32, element))
+}
+
+/// Checks whether an event of a device, or of all devices, is one of the context's device.
+pub fn is_of_device(context: &ContextObject, event: &AsyncEvent) -> bool {
+    [EVERY_DEVICE, context.device().info().index].contains(&event.object)
 }
 
 /// ibv_get_async_event(3)

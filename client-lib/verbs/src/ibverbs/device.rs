@@ -92,10 +92,10 @@ trait SameDevice {
 }
 
 impl SameDevice for DeviceInfo {
-    /// Compares the fields that cannot change; state and speed may.
+    /// Compares the fields that cannot change; state, speed and addresses may.
     fn is_same_device(&self, other: &DeviceInfo) -> bool {
         let identity = |info: &DeviceInfo| (info.index, info.name.clone(), info.mac);
-        identity(self) == identity(other) && self.ips == other.ips
+        identity(self) == identity(other)
     }
 }
 

@@ -1,13 +1,14 @@
 //! GIDs (ibv_query_gid(3), ibv_query_gid_ex(3), ibv_query_gid_table(3)): the IP addresses of a
-//! device, and last the Ethernet address, which is the GID of iWARP devices under Linux.
+//! device, and the Ethernet address, which is the GID of iWARP devices under Linux. The daemon has the
+//! table: its addresses may change, and an entry keeps its index for its life and then leaves a hole.
 
 use super::context::ContextObject;
 use super::port::PORT;
 use crate::abi::*;
-use crate::status::{explain, fail_errno};
-use siw::DeviceInfo;
+use crate::status::{explain, fail_errno, fail_with};
+use siw::{DeviceInfo, Error};
+use siw_shm::device_identity::interface_index;
 pub use siw_shm::device_identity::ip_of_gid;
-use siw_shm::device_identity::{gid_table, interface_index};
 use std::ffi::c_int;
 use std::net::IpAddr;
 
@@ -20,14 +21,14 @@ pub struct DeviceGid {
     pub ip: Option<IpAddr>,
 }
 
-/// All GIDs of a device, by index.
-pub fn device_gids(info: &DeviceInfo) -> Vec<DeviceGid> {
-    let gids = gid_table(info.mac, info.ips.iter().copied());
+/// The GIDs of a context's device as they are now, by index; None is a hole.
+pub fn device_gids(context: &ContextObject) -> Result<Vec<Option<DeviceGid>>, Error> {
+    let gids = context.client().query_gids(context.device().info().index)?;
     let with_ip = |raw| DeviceGid {
         raw,
         ip: ip_of_gid(raw),
     };
-    gids.into_iter().map(with_ip).collect()
+    Ok(gids.into_iter().map(|raw| raw.map(with_ip)).collect())
 }
 
 /// Programs know the GID types of RoCE, where version 2 carries an IP address.
@@ -39,23 +40,31 @@ fn gid_type(gid: &DeviceGid) -> ibv_gid_type {
     }
 }
 
+/// Returns the GID at an index, None for a hole, or the errno of a failure.
+///
 /// # Safety
 /// A context of this library.
-unsafe fn gid_at(context: *mut ibv_context, port_num: u32, index: u32) -> Option<DeviceGid> {
+unsafe fn gid_at(
+    context: *mut ibv_context,
+    port_num: u32,
+    index: u32,
+) -> Result<Option<DeviceGid>, c_int> {
     // SAFETY: by the caller's contract.
     let context = unsafe { ContextObject::from_abi(context) };
-    let gids = device_gids(context.device().info());
-    let found = (port_num == PORT).then(|| gids.get(index as usize).copied())?;
-    if found.is_none() {
+    if port_num != PORT {
+        return Err(libc::EINVAL);
+    }
+    let gids = device_gids(context).map_err(|error| fail_with("ibv_query_gid", &error))?;
+    gids.get(index as usize).copied().ok_or_else(|| {
         let last = gids.len().saturating_sub(1);
         explain(&format_args!(
             "the device has no GID index {index}: its GIDs have the indices 0 to {last}"
         ));
-    }
-    found
+        libc::EINVAL
+    })
 }
 
-/// ibv_query_gid(3)
+/// ibv_query_gid(3); a hole is a GID of zeros.
 pub unsafe fn query_gid(
     context: *mut ibv_context,
     port_num: u8,
@@ -64,13 +73,18 @@ pub unsafe fn query_gid(
 ) -> c_int {
     let index = u32::try_from(index).unwrap_or(u32::MAX);
     // SAFETY: a context of this library.
-    let Some(found) = (unsafe { gid_at(context, port_num.into(), index) }) else {
-        fail_errno(libc::EINVAL);
-        return -1;
-    };
-    // SAFETY: a GID to write.
-    unsafe { gid.write(ibv_gid { raw: found.raw }) };
-    0
+    match unsafe { gid_at(context, port_num.into(), index) } {
+        Ok(found) => {
+            let raw = found.map_or([0; 16], |found| found.raw);
+            // SAFETY: a GID to write.
+            unsafe { gid.write(ibv_gid { raw }) };
+            0
+        }
+        Err(errno) => {
+            fail_errno(errno);
+            -1
+        }
+    }
 }
 
 /// The number of the network interface that `siwrun` shows for a device; 0 if it shows none.
@@ -105,8 +119,10 @@ pub unsafe fn query_gid_ex(
         return fail_errno(libc::EINVAL);
     }
     // SAFETY: a context of this library.
-    let Some(found) = (unsafe { gid_at(context, port_num, index) }) else {
-        return fail_errno(libc::ENODATA);
+    let found = match unsafe { gid_at(context, port_num, index) } {
+        Ok(Some(found)) => found,
+        Ok(None) => return fail_errno(libc::ENODATA),
+        Err(errno) => return fail_errno(errno),
     };
     // SAFETY: a context of this library.
     let interface = shown_interface(unsafe { ContextObject::from_abi(context) }.device().info());
@@ -115,7 +131,7 @@ pub unsafe fn query_gid_ex(
     0
 }
 
-/// ibv_query_gid_table(3)
+/// ibv_query_gid_table(3): the entries without the holes.
 pub unsafe fn query_gid_table(
     context: *mut ibv_context,
     entries: *mut ibv_gid_entry,
@@ -127,23 +143,32 @@ pub unsafe fn query_gid_table(
         return -(libc::EINVAL as isize);
     }
     // SAFETY: a context of this library.
-    let info = unsafe { ContextObject::from_abi(context) }.device().info();
-    let (gids, interface) = (device_gids(info), shown_interface(info));
-    if gids.len() > max_entries {
+    let object = unsafe { ContextObject::from_abi(context) };
+    let gids = match device_gids(object) {
+        Ok(gids) => gids,
+        Err(error) => return -(fail_with("ibv_query_gid_table", &error) as isize),
+    };
+    let interface = shown_interface(object.device().info());
+    let present = gids
+        .iter()
+        .enumerate()
+        .filter_map(|(index, gid)| Some((index, gid.as_ref()?)));
+    let count = present.clone().count();
+    if count > max_entries {
         return -(libc::EINVAL as isize);
     }
-    for (i, gid) in gids.iter().enumerate() {
+    for (place, (index, gid)) in present.enumerate() {
         // SAFETY: there is room for `max_entries` entries of `entry_size` bytes.
         unsafe {
             entries
-                .byte_add(i * entry_size)
-                .write(to_entry(i, gid, interface))
+                .byte_add(place * entry_size)
+                .write(to_entry(index, gid, interface))
         };
     }
-    gids.len() as isize
+    count as isize
 }
 
-/// ibv_query_gid_type, of ibv_devinfo: 0 is IB and RoCE v1, 1 is RoCE v2.
+/// ibv_query_gid_type, of ibv_devinfo: 0 is IB and RoCE v1, also for a hole, 1 is RoCE v2.
 pub unsafe fn query_gid_type(
     context: *mut ibv_context,
     port_num: u8,
@@ -151,11 +176,15 @@ pub unsafe fn query_gid_type(
     kind: *mut u32,
 ) -> c_int {
     // SAFETY: a context of this library.
-    let Some(found) = (unsafe { gid_at(context, port_num.into(), index) }) else {
-        fail_errno(libc::EINVAL);
-        return -1;
+    let found = match unsafe { gid_at(context, port_num.into(), index) } {
+        Ok(found) => found,
+        Err(errno) => {
+            fail_errno(errno);
+            return -1;
+        }
     };
+    let is_ip = found.is_some_and(|found| gid_type(&found) == IBV_GID_TYPE_ROCE_V2);
     // SAFETY: a number to write.
-    unsafe { kind.write(u32::from(gid_type(&found) == IBV_GID_TYPE_ROCE_V2)) };
+    unsafe { kind.write(is_ip.into()) };
     0
 }

@@ -25,12 +25,20 @@ pub fn new_context(
     ContextObject::new(abi, device, client, async_events)
 }
 
-/// Creates a context on a connection of its own to the daemon, which must have a device with the name of
-/// `device`.
+/// Creates a context on a connection of its own to the daemon, which must still have `device`: another one
+/// of the same name has another index.
 fn open_context(device: &'static DeviceObject) -> Result<Box<ContextObject>, Error> {
     let client = Context::open(None)?;
     client.wait_in_destructors();
-    client.device_by_name(&device.info().name)?;
+    let found = client.device_by_name(&device.info().name)?;
+    if found.index != device.info().index {
+        return Err(Error::Refused {
+            errno: libc::ENODEV,
+            reason: format!("device {} was removed and added again", found.name),
+        });
+    }
+    // Otherwise events of other devices would make the descriptor readable.
+    client.watch_device(found.index)?;
     let descriptor = EventDescriptor::new(&[client.async_fd()])?;
     Ok(new_context(device, client, AsyncEvents::Own(descriptor)))
 }

@@ -27,7 +27,8 @@ fn to_mtu(bytes: u32) -> ibv_mtu {
     }
 }
 
-fn port_attributes(context: &ContextObject, info: &DeviceInfo) -> ibv_port_attr {
+/// The attributes of a port whose GID table has `gids` places.
+fn port_attributes(context: &ContextObject, info: &DeviceInfo, gids: usize) -> ibv_port_attr {
     // SAFETY: the struct is made of numbers.
     let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
     attr.state = if info.active {
@@ -37,7 +38,7 @@ fn port_attributes(context: &ContextObject, info: &DeviceInfo) -> ibv_port_attr 
     };
     attr.max_mtu = to_mtu(info.mtu);
     attr.active_mtu = attr.max_mtu;
-    attr.gid_tbl_len = device_gids(info).len() as c_int;
+    attr.gid_tbl_len = gids as c_int;
     attr.max_msg_sz = u32::try_from(context.client().limits().max_msg).unwrap_or(u32::MAX);
     attr.pkey_tbl_len = 1;
     attr.max_vl_num = 1;
@@ -65,10 +66,10 @@ pub unsafe fn query_port_sized(
     }
     // SAFETY: a context of this library.
     let context = unsafe { ContextObject::from_abi(context) };
-    let info: Result<DeviceInfo, Error> =
-        context.client().query_device(context.device().info().index);
-    let full = match info {
-        Ok(info) => port_attributes(context, &info),
+    let info = context.client().query_device(context.device().info().index);
+    let queried = info.and_then(|info| Ok((info, device_gids(context)?.len())));
+    let full = match queried {
+        Ok((info, gids)) => port_attributes(context, &info, gids),
         Err(error) => return fail_with("ibv_query_port", &error),
     };
     // SAFETY: the caller's struct has `length` bytes; fields unknown to this release are zeroed.

@@ -63,7 +63,8 @@ unsafe fn realign(list: *mut ibv_sge, count: usize, room: &mut Realigned) -> Res
 #[inline(never)]
 unsafe fn gather<'a>(sges: &[Sge], buffer: &'a mut [u8; MAX_INLINE]) -> Result<&'a [u8], Error> {
     let mut filled = 0;
-    for sge in sges {
+    // Empty elements need no address.
+    for sge in sges.iter().filter(|sge| sge.length > 0) {
         let len = sge.length as usize;
         let room = buffer
             .get_mut(filled..filled + len)
@@ -89,10 +90,12 @@ unsafe fn push_inline(
     sges: &[Sge],
 ) -> Result<(), Error> {
     if let [sge] = sges {
-        // SAFETY: by the caller's contract; the bytes are copied before this returns.
-        let data =
-            unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
-        let data = if sge.length == 0 { &[] } else { data };
+        let data = match sge.length as usize {
+            // The address may be NULL.
+            0 => &[],
+            // SAFETY: by the caller's contract; the bytes are copied before this returns.
+            len => unsafe { std::slice::from_raw_parts(sge.addr as *const u8, len) },
+        };
         return posting.push(&SendWr {
             data: SendData::Inline(data),
             ..*request

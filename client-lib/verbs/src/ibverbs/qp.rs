@@ -13,6 +13,7 @@ use crate::abi::*;
 use crate::status::{errno_of, pointer_of, set_errno};
 use siw::{Error, Qp, QpInit};
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A queue pair as programs see it: `struct ibv_qp_ex` begins with `struct ibv_qp`.
@@ -29,7 +30,11 @@ pub struct QpObject {
     /// Attached completion counters, with the operations that each counts.
     counters: Mutex<Vec<AttachedCounter>>,
     is_extended: bool,
+    /// Number that no other queue pair of the process has or will have.
+    pub serial: u64,
 }
+
+static LAST_SERIAL: AtomicU64 = AtomicU64::new(0);
 
 impl QpObject {
     /// # Safety
@@ -159,6 +164,7 @@ unsafe fn create(
         async_events: EventCount::default(),
         counters: Mutex::default(),
         is_extended,
+        serial: LAST_SERIAL.fetch_add(1, Ordering::Relaxed) + 1,
         qp,
     });
     let number = queue_pair.qp.qp_num();

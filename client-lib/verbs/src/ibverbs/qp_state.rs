@@ -8,13 +8,14 @@ use super::gid::{device_gids, ip_of_gid};
 use super::port::PORT;
 use super::qp::{QpObject, to_cap};
 use crate::abi::*;
-use crate::status::{errno_of, fail_with};
+use crate::status::fail_with;
 use siw::{Access, Error, PairOptions, QpState, VerbsQpState};
 use std::ffi::c_int;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Attributes set by ibv_modify_qp(3) and returned by ibv_query_qp(3).
+#[derive(Clone)]
 pub struct Attributes {
     /// The state while the daemon has no connection for it.
     pub state: ibv_qp_state,
@@ -164,12 +165,9 @@ fn check_attributes(
 /// Attributes of a move to RTR that make a connection.
 const CONNECTS: ibv_qp_attr_mask = IBV_QP_AV | IBV_QP_DEST_QPN;
 
-/// The peer set by ibv_modify_qp(3).
-fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
-    let (set, denied_access) = {
-        let attributes = queue_pair.lock_attributes();
-        (attributes.set, attributes.denied_access())
-    };
+/// The peer that the attributes name.
+fn pair_options(queue_pair: &QpObject, attributes: &Attributes) -> Result<PairOptions, Error> {
+    let set = &attributes.set;
     let context = queue_pair.context();
     let info = context.device().info();
     let path = &set.ah_attr;
@@ -196,12 +194,14 @@ fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
             "the peer's GID is an Ethernet address: use a GID that is an IP address",
         ));
     };
-    let gids = device_gids(info);
-    let Some(source) = gids.get(usize::from(path.grh.sgid_index)) else {
+    let gids = device_gids(context)?;
+    let source = gids.get(usize::from(path.grh.sgid_index));
+    let Some(source) = source.copied().flatten() else {
         return Err(Error::Invalid("unknown GID index (sgid_index)"));
     };
-    let of_family = || info.ips.iter().find(|ip| ip.is_ipv4() == peer.is_ipv4());
-    let Some(local) = source.ip.or_else(|| of_family().copied()) else {
+    let mut ips = gids.iter().flatten().filter_map(|gid| gid.ip);
+    let of_family = ips.find(|ip| ip.is_ipv4() == peer.is_ipv4());
+    let Some(local) = source.ip.or(of_family) else {
         return Err(Error::Invalid(
             "the device has no address of the peer's family",
         ));
@@ -214,7 +214,7 @@ fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
         // The program sets its own ORD only in the move to RTS; the peer states its limit.
         ord: context.client().limits().max_ord,
         ird: set.max_dest_rd_atomic.max(1).into(),
-        denied_access,
+        denied_access: attributes.denied_access(),
     })
 }
 
@@ -233,10 +233,12 @@ fn await_connection(queue_pair: &QpObject) {
     }
 }
 
+/// Moves the queue pair to the state in `attr`; `wanted` has all attributes as they are going to be.
 fn change_state(
     queue_pair: &QpObject,
     attr: &ibv_qp_attr,
     mask: ibv_qp_attr_mask,
+    wanted: &Attributes,
 ) -> Result<(), Error> {
     let (from, to) = (queue_pair.verbs_state(), attr.qp_state);
     if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from {
@@ -248,20 +250,23 @@ fn change_state(
     let qp = queue_pair.qp();
     match to {
         IBV_QPS_RESET if from != IBV_QPS_RESET => {
-            qp.allow_early_sends(false);
             qp.reset()?;
             queue_pair.lock_attributes().is_paired = false;
         }
         IBV_QPS_ERR => qp.set_error()?,
         // Without a peer's address rdma_cm makes the connection.
         IBV_QPS_RTR if from == IBV_QPS_INIT && mask & CONNECTS == CONNECTS => {
-            let options = pair_options(queue_pair)?;
+            let options = pair_options(queue_pair, wanted)?;
             qp.connect_pair(&options)?;
             queue_pair.lock_attributes().is_paired = true;
         }
         IBV_QPS_SQD if from == IBV_QPS_RTS => {
             await_connection(queue_pair);
-            qp.drain_start()?;
+            let notifies = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
+            match notifies {
+                true => qp.drain_start()?,
+                false => qp.drain_start_quietly()?,
+            }
         }
         IBV_QPS_RTS if from == IBV_QPS_SQD => qp.drain_end()?,
         _ => {}
@@ -272,15 +277,12 @@ fn change_state(
 
 /// Updates the denied access rights of a queue pair that is connected without rdma_cm. For a queue
 /// pair of rdma_cm the flags are only stored: rdma_cm sets them itself, without atomics.
-fn limit_access(queue_pair: &QpObject) -> Result<(), Error> {
-    let denied = {
-        let attributes = queue_pair.lock_attributes();
-        if !attributes.is_paired {
-            return Ok(());
-        }
-        attributes.denied_access()
-    };
-    queue_pair.qp().deny_access(denied)
+fn limit_access(queue_pair: &QpObject, wanted: &Attributes) -> Result<(), Error> {
+    let is_paired = queue_pair.lock_attributes().is_paired;
+    match is_paired {
+        true => queue_pair.qp().deny_access(wanted.denied_access()),
+        false => Ok(()),
+    }
 }
 
 /// ibv_modify_qp(3)
@@ -288,22 +290,34 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) ->
     // SAFETY: as the caller promised.
     let (queue_pair, attr) = unsafe { (QpObject::from_abi(qp), &*attr) };
     let mask = mask as ibv_qp_attr_mask;
-    if let Err(error) = check_attributes(queue_pair, attr, mask) {
+    if let Err(error) = apply_attributes(queue_pair, attr, mask) {
         return fail_with("ibv_modify_qp", &error);
     }
-    queue_pair.lock_attributes().merge(attr, mask);
-    let mut changed = match mask & IBV_QP_STATE {
-        0 => Ok(()),
-        _ => change_state(queue_pair, attr, mask),
-    };
-    if changed.is_ok() && mask & IBV_QP_ACCESS_FLAGS != 0 {
-        changed = limit_access(queue_pair);
-    }
-    if changed.is_ok() && mask & IBV_QP_STATE != 0 {
+    if mask & IBV_QP_STATE != 0 {
         // SAFETY: the field is the library's to write, in calls that change the queue pair.
         unsafe { (*qp).state = attr.qp_state };
     }
-    errno_of("ibv_modify_qp", changed)
+    0
+}
+
+/// Changes the state first, which can be refused, and keeps the attributes only if it was not: a call
+/// that fails changes nothing.
+fn apply_attributes(
+    queue_pair: &QpObject,
+    attr: &ibv_qp_attr,
+    mask: ibv_qp_attr_mask,
+) -> Result<(), Error> {
+    check_attributes(queue_pair, attr, mask)?;
+    let mut wanted = queue_pair.lock_attributes().clone();
+    wanted.merge(attr, mask);
+    if mask & IBV_QP_STATE != 0 {
+        change_state(queue_pair, attr, mask, &wanted)?;
+    }
+    if mask & IBV_QP_ACCESS_FLAGS != 0 {
+        limit_access(queue_pair, &wanted)?;
+    }
+    queue_pair.lock_attributes().merge(attr, mask);
+    Ok(())
 }
 
 /// ibv_query_qp(3)

@@ -3,6 +3,7 @@
 //! pending. The reader of the stream passes each event on to the contexts that it
 //! concerns.
 
+use super::async_event::is_of_device;
 use super::context::ContextObject;
 use crate::descriptor::EventDescriptor;
 use crate::status::log_failure;
@@ -10,7 +11,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use siw::{AsyncEvent, AsyncEventKind, Context, Error};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The contexts of one connection.
@@ -18,14 +19,23 @@ use std::time::Duration;
 pub struct EventGroup {
     /// Held while an event is read and passed on, so that events stay in order.
     reading: Mutex<()>,
-    members: OnceLock<Vec<&'static ContextObject>>,
+    members: Mutex<Vec<Member>>,
 }
 
+/// A context of the connection, which is never freed.
+struct Member(&'static ContextObject);
+
+// SAFETY: a context may be used from any thread.
+unsafe impl Send for Member {}
+
 impl EventGroup {
-    /// Sets the contexts.
-    pub fn set_members(&self, members: Vec<&'static ContextObject>) {
-        // Called once, right after the contexts were created.
-        let _ = self.members.set(members);
+    fn lock_members(&self) -> MutexGuard<'_, Vec<Member>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the context of a device.
+    pub fn add_member(&self, member: &'static ContextObject) {
+        self.lock_members().push(Member(member));
     }
 
     /// Reads an event and passes it on to the contexts that it concerns.
@@ -33,7 +43,7 @@ impl EventGroup {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let event = client.get_async_event(Some(Duration::ZERO))?;
         log_failure("asynchronous event", &event.reason);
-        for context in self.members.get().into_iter().flatten() {
+        for Member(context) in self.lock_members().iter() {
             if let (Some(events), true) = (context.shared_events(), concerns(context, &event)) {
                 events.push(event.clone());
             }
@@ -122,7 +132,6 @@ fn concerns(context: &ContextObject, event: &AsyncEvent) -> bool {
             objects.qps.find(event.object, |_| ()).is_some()
         }
         SrqLimitReached => objects.srqs.find(event.object, |_| ()).is_some(),
-        PortActive | PortErr => event.object == context.device().info().index,
-        DeviceFatal => true,
+        PortActive | PortErr | GidChange | DeviceFatal => is_of_device(context, event),
     }
 }

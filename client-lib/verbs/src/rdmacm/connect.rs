@@ -238,7 +238,7 @@ pub unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_
         Some(request) => {
             // SAFETY: valid for its length.
             let rejected = request.reject(unsafe { bytes(data, length) });
-            rejected.map_err(name_departed_peer)
+            rejected.map_err(|failed| name_departed_peer(failed.error))
         }
         None => Err(Error::Invalid("there is no request to reject")),
     };

@@ -12,21 +12,25 @@ use crate::status::{fail_with, set_errno};
 use siw::{CmChannel, Context, DeviceInfo, Error, Pd, Qp};
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// A connection to the daemon and its contexts. They are never freed, because identifiers, and the
 /// objects that programs create with them, refer to them.
 pub struct Devices {
     pub client: Context,
-    all: Vec<Device>,
+    /// All devices that were seen, also those that the daemon does not have any more.
+    seen: Mutex<Vec<&'static Device>>,
+    /// The contexts.
+    group: &'static EventGroup,
     socket_pd: OnceLock<Pd>,
     /// Channel for events that no program gets.
     parking: OnceLock<CmChannel>,
 }
 
 struct Device {
-    info: DeviceInfo,
+    /// The daemon's index, which no later device gets.
+    index: u32,
     context: &'static ContextObject,
     default_pd: Mutex<Option<PdPointer>>,
 }
@@ -54,49 +58,81 @@ impl Devices {
         }
         let client = Context::open(None)?;
         client.wait_in_destructors();
-        // Never freed, like the contexts.
-        let group: &EventGroup = Box::leak(Box::default());
-        let mut all = Vec::new();
-        for info in client.query_devices()? {
-            let events = SharedEvents::new(&client, group)?;
-            all.push(Device {
-                context: Box::leak(new_context(
-                    DeviceObject::find_or_add(&info),
-                    client.clone(),
-                    AsyncEvents::Shared(events),
-                )),
-                info,
-                default_pd: Mutex::new(None),
-            });
-        }
-        group.set_members(all.iter().map(|device| device.context).collect());
         let devices: &'static Devices = Box::leak(Box::new(Devices {
             client,
-            all,
+            seen: Mutex::default(),
+            // Never freed, like the contexts.
+            group: Box::leak(Box::default()),
             socket_pd: OnceLock::new(),
             parking: OnceLock::new(),
         }));
+        devices.query_present()?;
         *open = Some(devices);
         Ok(devices)
     }
 
+    /// Returns the devices that the daemon has now, with a context for each.
+    fn query_present(&self) -> Result<Vec<&'static Device>, Error> {
+        let present = self.client.query_devices()?;
+        let mut seen = self.lock_seen();
+        let find_or_add = |info: &DeviceInfo| {
+            if let Some(device) = seen.iter().find(|device| device.index == info.index) {
+                return Ok(*device);
+            }
+            let device = self.open_device(info)?;
+            seen.push(device);
+            Ok(device)
+        };
+        present.iter().map(find_or_add).collect()
+    }
+
+    fn open_device(&self, info: &DeviceInfo) -> Result<&'static Device, Error> {
+        let events = SharedEvents::new(&self.client, self.group)?;
+        let context: &'static ContextObject = Box::leak(new_context(
+            DeviceObject::find_or_add(info),
+            self.client.clone(),
+            AsyncEvents::Shared(events),
+        ));
+        self.group.add_member(context);
+        Ok(Box::leak(Box::new(Device {
+            index: info.index,
+            context,
+            default_pd: Mutex::new(None),
+        })))
+    }
+
+    fn lock_seen(&self) -> MutexGuard<'_, Vec<&'static Device>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The context of a device, by the daemon's index.
     pub fn context(&self, index: u32) -> Result<*mut ibv_context, Error> {
-        let mut all = self.all.iter();
-        all.find(|device| device.info.index == index)
-            .map(|device| device.context.as_abi())
-            .ok_or(Error::Invalid("siwd returned an unknown device"))
+        let find = || {
+            let seen = self.lock_seen();
+            let found = seen.iter().find(|device| device.index == index);
+            found.map(|device| device.context.as_abi())
+        };
+        if let Some(context) = find() {
+            return Ok(context);
+        }
+        self.query_present()?;
+        find().ok_or(Error::Invalid("siwd returned an unknown device"))
+    }
+
+    /// Addresses of the devices as they are now; none if the daemon does not answer.
+    fn query_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let present = self.client.query_devices().unwrap_or_default();
+        present.into_iter().flat_map(|info| info.ips)
     }
 
     /// Checks whether a device has the address.
     pub fn has_address(&self, ip: IpAddr) -> bool {
-        self.all.iter().any(|device| device.info.ips.contains(&ip))
+        self.query_addresses().any(|own| own == ip)
     }
 
     /// Returns the first address of that family of any device.
     pub fn first_address(&self, is_v4: bool) -> Option<IpAddr> {
-        let mut all = self.all.iter().flat_map(|device| &device.info.ips);
-        all.find(|ip| ip.is_ipv4() == is_v4).copied()
+        self.query_addresses().find(|ip| ip.is_ipv4() == is_v4)
     }
 
     /// Moves the events of a queue pair away from the channel of an identifier that is destroyed: later
@@ -125,10 +161,12 @@ impl Devices {
 
     /// Returns the default protection domain for queue pairs of the device with this context.
     pub fn default_pd(&self, context: *mut ibv_context) -> Result<*mut ibv_pd, Error> {
-        let mut all = self.all.iter();
-        let device = all
-            .find(|device| std::ptr::eq(device.context.as_abi(), context))
-            .ok_or(Error::Invalid("the identifier has no device yet"))?;
+        let device = self
+            .lock_seen()
+            .iter()
+            .copied()
+            .find(|device| std::ptr::eq(device.context.as_abi(), context));
+        let device = device.ok_or(Error::Invalid("the identifier has no device yet"))?;
         let mut default = device
             .default_pd
             .lock()
@@ -148,14 +186,14 @@ impl Devices {
 
 /// rdma_get_devices(3)
 pub unsafe fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    let devices = match Devices::open() {
-        Ok(devices) => devices,
+    let present = match Devices::open().and_then(Devices::query_present) {
+        Ok(present) => present,
         Err(error) => {
             fail_with("rdma_get_devices", &error);
             return std::ptr::null_mut();
         }
     };
-    let length = devices.all.len();
+    let length = present.len();
     // SAFETY: malloc may be called with any size; `free_devices` frees it.
     let list: *mut *mut ibv_context =
         unsafe { libc::calloc(length + 1, size_of::<*mut ibv_context>()) }.cast();
@@ -163,7 +201,7 @@ pub unsafe fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
         set_errno(libc::ENOMEM);
         return list;
     }
-    for (index, device) in devices.all.iter().enumerate() {
+    for (index, device) in present.iter().enumerate() {
         // SAFETY: the list has one entry more than there are devices.
         unsafe { list.add(index).write(device.context.as_abi()) };
     }

@@ -4,7 +4,7 @@
 
 use super::address::on_search_ended;
 use super::channel::{EventChannel, EventChannelObject};
-use super::id::{IdObject, fail, with_registered};
+use super::id::{IdObject, fail, for_each_registered, with_registered};
 use super::queue::{
     PlainEvent, QueuedEvent, RDMA_CM_EVENT_ADDRINFO_ERROR, RDMA_CM_EVENT_ADDRINFO_RESOLVED,
     RDMA_CM_EVENT_USER, RegisteredId,
@@ -222,6 +222,14 @@ impl EventChannel {
                 drop(self.take_matching(|event| {
                     matches!(event, QueuedEvent::Request { request, .. } if request.id() == number)
                 }));
+            }
+            // Listeners have an event of their own.
+            RdmaCmEvent::Connection(CmEvent::DeviceRemoval { device, cookie: 0 }) => {
+                for_each_registered(|id| {
+                    if id.is_bound_to(device) && std::ptr::eq(&*id.channel(), self) {
+                        id.push_plain(RDMA_CM_EVENT_DEVICE_REMOVAL);
+                    }
+                });
             }
             report => dispatch(report),
         }

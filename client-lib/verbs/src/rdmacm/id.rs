@@ -85,6 +85,9 @@ pub struct IdState {
     /// Number of a queue pair that the program created itself (`qp_num` of `struct
     /// rdma_conn_param`).
     pub qp_num: u32,
+    /// Number and serial of the queue pair of rdma_create_qp(3). Programs may have destroyed it with
+    /// ibv_destroy_qp(3), which leaves a dangling pointer in the C struct.
+    pub own_queue_pair: Option<(u32, u64)>,
     /// It connects without a queue pair of its own (rdma_create_qp(3)): the program is told of the
     /// peer's response and then establishes the connection by rdma_establish(3).
     pub awaits_response: bool,
@@ -124,6 +127,14 @@ pub fn with_registered<R>(number: RegisteredId, with: impl FnOnce(&IdObject) -> 
     let all = lock_registered();
     // SAFETY: it is in the table, whose lock `destroy_id` takes before it frees the identifier.
     all.get(&number).map(|found| with(unsafe { &*found.0 }))
+}
+
+/// Calls `with` for every registered identifier; as [`with_registered`].
+pub fn for_each_registered(with: impl Fn(&IdObject)) {
+    for found in lock_registered().values() {
+        // SAFETY: as in `with_registered`.
+        with(unsafe { &*found.0 });
+    }
 }
 
 impl IdObject {
@@ -229,6 +240,12 @@ impl IdObject {
         let peer = request.connection_info().peer;
         !self.lock_state().loopback_only
             || peer.is_some_and(|peer| self.channel().devices.has_address(peer.ip()))
+    }
+
+    /// True if it uses the device, and does not listen.
+    pub fn is_bound_to(&self, device: u32) -> bool {
+        let state = self.lock_state();
+        state.device == Some(device) && state.listener.is_none()
     }
 
     /// True while it is being destroyed: it gets no more events.
@@ -338,18 +355,27 @@ impl<T> OrNull<T> for Result<*mut T, Error> {
 /// # Safety
 /// An identifier of this library.
 pub unsafe fn find_queue_pair(id: *mut rdma_cm_id) -> Option<Qp> {
-    // SAFETY: as the caller promised; its fields are objects of this library.
+    // SAFETY: as the caller promised; its fields are objects of this library. A queue pair of
+    // rdma_create_qp(3) is only read while it is in the table of its context.
     unsafe {
-        if !(*id).qp.is_null() {
-            return Some(QpObject::from_abi((*id).qp).qp().clone());
-        }
-        let number = IdObject::from_abi(id).lock_state().qp_num;
+        let state = IdObject::from_abi(id).lock_state();
+        let (number, serial) = match (state.own_queue_pair, (*id).qp.is_null()) {
+            (_, true) => (state.qp_num, None),
+            (Some((number, serial)), false) => (number, Some(serial)),
+            // The program has stored a queue pair of its own in the field.
+            (None, false) => return Some(QpObject::from_abi((*id).qp).qp().clone()),
+        };
+        drop(state);
         if number == 0 || (*id).verbs.is_null() {
             return None;
         }
         let context = ContextObject::from_abi((*id).verbs);
-        let of_object = |qp| QpObject::from_abi(qp).qp().clone();
-        context.objects().qps.find(number, of_object)
+        let of_object = |qp| {
+            let object = QpObject::from_abi(qp);
+            let is_same = serial.is_none_or(|serial| object.serial == serial);
+            is_same.then(|| object.qp().clone())
+        };
+        context.objects().qps.find(number, of_object).flatten()
     }
 }
 

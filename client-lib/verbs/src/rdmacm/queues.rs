@@ -122,7 +122,10 @@ unsafe fn create(
             return Err(error);
         }
         // As after rdma_create_qp(3) with kernel devices: receive requests may be posted.
-        QpObject::from_abi(made).set_unconnected_state(IBV_QPS_INIT);
+        let queue_pair = QpObject::from_abi(made);
+        queue_pair.set_unconnected_state(IBV_QPS_INIT);
+        IdObject::from_abi(id).lock_state().own_queue_pair =
+            Some((queue_pair.qp().qp_num(), queue_pair.serial));
         (*made).state = IBV_QPS_INIT;
         (*id).qp = made;
         (*id).pd = pd;
@@ -175,6 +178,7 @@ pub unsafe fn destroy_qp(id: *mut rdma_cm_id) {
         let object = IdObject::from_abi(id);
         qp::destroy_qp(made);
         (*id).qp = null_mut();
+        object.lock_state().own_queue_pair = None;
         destroy_cqs(id);
         // The daemon does not report events of a destroyed queue pair, but the connection has
         // ended.

@@ -18,6 +18,9 @@ pub const CM_OMIT_CANCELLATIONS: u64 = 1;
 /// Flag of [`CreateCmChannel`]: a Disconnected event comes once the consumer has polled the completions
 /// that preceded it, or after 10 ms.
 pub const CM_HOLD_DISCONNECTS: u64 = 2;
+/// Flag of [`CreateCmChannel`]: the removal of any device is reported by a DeviceRemoval event with a
+/// cookie of 0, in addition to those of listeners.
+pub const CM_REPORT_REMOVALS: u64 = 4;
 
 /// Closes a channel of connection events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]

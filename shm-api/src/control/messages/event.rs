@@ -23,6 +23,8 @@ pub enum AsyncEventKind {
     SrqLimitReached = 15,
     /// The queue pair takes no more requests from its shared receive queue.
     QpLastWqeReached = 16,
+    /// The GID table of a device has changed.
+    GidChange = 18,
 }
 
 /// Stands for all devices in place of a device index.
@@ -44,6 +46,7 @@ impl AsyncEventKind {
             PortErr,
             SrqLimitReached,
             QpLastWqeReached,
+            GidChange,
         ]
         .into_iter()
         .find(|kind| *kind as u32 == number)

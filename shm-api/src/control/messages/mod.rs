@@ -65,9 +65,18 @@ pub const FEATURE_FAILURE_MARKS: u32 = 2;
 pub const FEATURE_STREAMS: u32 = 4;
 /// Feature: [`ImportOwnFile`].
 pub const FEATURE_OWN_FILES: u32 = 8;
+/// Feature: the indices of GIDs in [`DeviceReply`], and
+/// [`AsyncEventKind::GidChange`](crate::control::AsyncEventKind::GidChange).
+pub const FEATURE_GIDS: u32 = 16;
+/// Feature: [`MODIFY_QUIET_DRAIN`].
+pub const FEATURE_QUIET_DRAIN: u32 = 32;
 /// The optional features that this side knows.
-pub const FEATURES: u32 =
-    FEATURE_RESOLUTION | FEATURE_FAILURE_MARKS | FEATURE_STREAMS | FEATURE_OWN_FILES;
+pub const FEATURES: u32 = FEATURE_RESOLUTION
+    | FEATURE_FAILURE_MARKS
+    | FEATURE_STREAMS
+    | FEATURE_OWN_FILES
+    | FEATURE_GIDS
+    | FEATURE_QUIET_DRAIN;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.

@@ -109,7 +109,7 @@ pub struct ModifyQp {
     /// restarts at the beginning of both rings), Sqd and Rts stop and resume sending, Closing
     /// disconnects, Terminate sends a Terminate, Error flushes.
     pub state: u32,
-    /// 0, or [`MODIFY_ACCESS`]: changes `denied_access` instead of the state.
+    /// 0, [`MODIFY_QUIET_DRAIN`], or [`MODIFY_ACCESS`]: changes `denied_access` instead of the state.
     pub flags: u32,
     /// Rights that the peer is denied: [`crate::Access`] bits of [`crate::Access::REMOTE`].
     pub denied_access: u32,
@@ -117,6 +117,8 @@ pub struct ModifyQp {
 
 /// [`ModifyQp::flags`]: change `denied_access`.
 pub const MODIFY_ACCESS: u32 = 1;
+/// [`ModifyQp::flags`]: a move to SQD without an event when the send queue is drained.
+pub const MODIFY_QUIET_DRAIN: u32 = 2;
 
 /// Queries the state of a queue pair (ibv_query_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]

@@ -88,13 +88,17 @@ pub struct Limits {
     pub max_arena: u64,
 }
 
-/// Queries device `index`, counted from 0 and below `n_devices`.
+/// Queries device `index`, counted from 0. Those from `n_devices` on were added later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QueryDevice {
     pub index: u32,
-    pub reserved: u32,
+    /// Bits of `QUERY_`; daemons that do not know one ignore it.
+    pub flags: u32,
 }
+
+/// [`QueryDevice::flags`]: from now on the client gets no asynchronous events of other devices.
+pub const QUERY_WATCH: u32 = 1;
 
 /// Immediate data with SEND and WRITE (RFC 7306 section 6).
 pub const CAP_IMMEDIATE: u64 = 1;
@@ -140,6 +144,12 @@ pub struct DeviceReply {
     /// `CAP_` bits: capabilities beyond WRITE, READ, SEND.
     pub caps: u64,
     pub ips: [Addr; 8],
+    /// [`FEATURE_GIDS`](super::FEATURE_GIDS): indices of the GIDs of `ips`.
+    pub gid_indices: [u8; 8],
+    /// [`FEATURE_GIDS`](super::FEATURE_GIDS): index of the GID of `mac`, which is never 0. 0: the GIDs
+    /// are those of `ips` and then that of `mac`.
+    pub mac_gid_index: u8,
+    pub reserved_gids: [u8; 7],
 }
 
 /// Reads JSON statistics from byte `offset` on.

@@ -11,6 +11,7 @@ use clap::Parser;
 use private::PrivateDaemon;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -141,26 +142,59 @@ fn check_owner(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
+/// A folder for links, and their target.
+struct LinkPlace {
+    folder: PathBuf,
+    target: PathBuf,
+}
+
+impl LinkPlace {
+    /// Next to the library. The target is relative: the same folder may have another path in a container.
+    fn beside(library: &Path) -> LinkPlace {
+        let beside = library.parent().unwrap_or(Path::new("/"));
+        let name = library.file_name().unwrap_or_default();
+        LinkPlace {
+            folder: beside.join("siw-verbs").join("lib"),
+            target: Path::new("../..").join(name),
+        }
+    }
+
+    /// In a folder of this user, with a part for each library: programs of several may run at once.
+    fn of_user(folder: &Path, library: &Path) -> LinkPlace {
+        let mut hasher = DefaultHasher::new();
+        library.hash(&mut hasher);
+        let part = format!("{:016x}", hasher.finish());
+        LinkPlace {
+            folder: folder.join(part).join("lib"),
+            target: library.to_owned(),
+        }
+    }
+}
+
 /// Creates the folder and a link for each name, unless they exist. Several siwrun processes may do
 /// so concurrently.
-fn link_names(folder: &Path, library: &Path) -> io::Result<()> {
+fn link_names(place: &LinkPlace, library: &Path) -> io::Result<()> {
+    let LinkPlace { folder, target } = place;
     DirBuilder::new()
         .recursive(true)
         .mode(0o755)
         .create(folder)?;
-    if folder.starts_with(env::temp_dir()) {
-        // Any user may have created it.
-        check_owner(folder)?;
-        folder.parent().map_or(Ok(()), check_owner)?;
+    let temporary_folder = env::temp_dir();
+    let parts = folder.ancestors();
+    // Any user may have created those in the folder for temporary files.
+    for part in
+        parts.take_while(|part| *part != temporary_folder && part.starts_with(&temporary_folder))
+    {
+        check_owner(part)?;
     }
     for name in NAMES {
         let link = folder.join(name);
-        if fs::read_link(&link).is_ok_and(|target| target == library) {
+        if fs::canonicalize(&link).is_ok_and(|present| present == library) {
             continue;
         }
         let temporary = folder.join(format!(".{name}.{}", std::process::id()));
         let _ = fs::remove_file(&temporary);
-        std::os::unix::fs::symlink(library, &temporary)?;
+        std::os::unix::fs::symlink(target, &temporary)?;
         fs::rename(&temporary, &link)?;
     }
     describe_packages(folder)
@@ -178,9 +212,8 @@ fn describe_packages(folder: &Path) -> io::Result<()> {
             "Name: lib{name}\n\
              Description: lib{name} on siwd, with the headers of lib{name}-dev\n\
              Version: {version}\n\
-             Libs: -L{} -l{name}\n\
-             Cflags: -I/usr/include\n",
-            folder.display()
+             Libs: -L${{pcfiledir}}/.. -l{name}\n\
+             Cflags: -I/usr/include\n"
         );
         let file = place.join(format!("lib{name}.pc"));
         if fs::read_to_string(&file).is_ok_and(|old| old == text) {
@@ -194,23 +227,28 @@ fn describe_packages(folder: &Path) -> io::Result<()> {
 }
 
 fn make_links(wanted: Option<PathBuf>, library: &Path) -> Result<PathBuf, String> {
-    let folders = match wanted {
-        Some(folder) => vec![folder],
+    let places = match wanted {
+        Some(folder) => vec![LinkPlace {
+            folder,
+            target: library.to_owned(),
+        }],
         None => {
-            let beside = library.parent().unwrap_or(Path::new("/"));
             let private = format!("siw-verbs-{}", rustix::process::getuid().as_raw());
             let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-            let mut folders = vec![beside.join("siw-verbs").join("lib")];
-            folders.extend(runtime.map(|folder| folder.join("siw-verbs").join("lib")));
-            folders.push(env::temp_dir().join(private).join("lib"));
-            folders
+            let runtime = runtime.map(|folder| folder.join("siw-verbs"));
+            let of_user = runtime.into_iter().chain([env::temp_dir().join(private)]);
+            let of_user = of_user.map(|folder| LinkPlace::of_user(&folder, library));
+            [LinkPlace::beside(library)]
+                .into_iter()
+                .chain(of_user)
+                .collect()
         }
     };
     let mut reasons = Vec::new();
-    for folder in folders {
-        match link_names(&folder, library) {
-            Ok(()) => return Ok(folder),
-            Err(error) => reasons.push(format!("{}: {error}", folder.display())),
+    for place in places {
+        match link_names(&place, library) {
+            Ok(()) => return Ok(place.folder),
+            Err(error) => reasons.push(format!("{}: {error}", place.folder.display())),
         }
     }
     Err(format!(

@@ -44,10 +44,7 @@ pub fn exhaust_descriptors(attack: &mut Attack) -> Ended {
 pub fn slow_socket(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     session.conn.set_nonblocking(true)?;
-    let query = m::QueryDevice {
-        index: 0,
-        reserved: 0,
-    };
+    let query = m::QueryDevice { index: 0, flags: 0 };
     let (one_end, _other_end) = ControlSocket::new_pair()?;
     while attack.begin_round() {
         for _ in 0..64 {

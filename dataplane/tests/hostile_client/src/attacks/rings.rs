@@ -63,10 +63,7 @@ pub fn full_rings(attack: &mut Attack) -> Ended {
 
 /// Checks that the daemon still serves this client.
 fn is_open(session: &mut AttackSession) -> Ended {
-    let device = siw_shm::control::messages::QueryDevice {
-        index: 0,
-        reserved: 0,
-    };
+    let device = siw_shm::control::messages::QueryDevice { index: 0, flags: 0 };
     session.call(&device).map(drop)
 }
 

@@ -62,8 +62,7 @@ pub fn endless_pairs(attack: &mut Attack) -> Ended {
     let pd = session.alloc_pd()?;
     let (cq, _) = session.create_cq(16)?;
     let queue_pair = session.create_qp(pd, cq.cq, 4)?;
-    let (index, reserved) = (0, 0);
-    let (device, _) = session.call(&m::QueryDevice { index, reserved })?;
+    let (device, _) = session.call(&m::QueryDevice { index: 0, flags: 0 })?;
     let address = device.ips[0];
     let request = m::PairQp {
         qp_num: queue_pair.reply.qp_num,

@@ -73,7 +73,8 @@ pub fn current_state(bench: &Bench) -> Result<Proof, String> {
     let mut attr: ibv_qp_attr = unsafe { zeroed() };
     attr.qp_state = IBV_QPS_SQD;
     attr.cur_qp_state = IBV_QPS_INIT;
-    let mask = IBV_QP_STATE | IBV_QP_CUR_STATE;
+    attr.en_sqd_async_notify = 1;
+    let mask = IBV_QP_STATE | IBV_QP_CUR_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY;
     ensure_refused(
         near.qp.modify_attributes(&mut attr, mask),
         "a wrong current state",

@@ -183,7 +183,7 @@ pub fn check_states(bench: &Bench) -> Result<Proof, String> {
         near.qp.query_attributes()?.qp_state == IBV_QPS_RTS,
         "it is not in RTS",
     )?;
-    near.qp.go_to(IBV_QPS_SQD)?;
+    near.qp.drain_with_event()?;
     bench.near.await_event(IBV_EVENT_SQ_DRAINED)?;
     near.qp.go_to(IBV_QPS_RTS)?;
     near.qp.post_receive(&[near.mr.sge(0, 64)])?;

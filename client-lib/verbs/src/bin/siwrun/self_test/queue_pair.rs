@@ -123,6 +123,14 @@ impl LibraryQp {
         self.modify_attributes(&mut attr, IBV_QP_STATE)
     }
 
+    /// Stops sending, with an event when the send queue is drained.
+    pub fn drain_with_event(&self) -> Result<(), String> {
+        // SAFETY: the struct is made of numbers.
+        let mut attr: ibv_qp_attr = unsafe { zeroed() };
+        (attr.qp_state, attr.en_sqd_async_notify) = (IBV_QPS_SQD, 1);
+        self.modify_attributes(&mut attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY)
+    }
+
     /// ibv_query_qp(3)
     pub fn query_attributes(&self) -> Result<ibv_qp_attr, String> {
         // SAFETY: a queue pair, and two structs to write.
