@@ -8,7 +8,7 @@ use crate::app_memory::state::AppMemory;
 use crate::arena_pool::ArenaPool;
 use crate::deadline::Deadline;
 use crate::high_descriptors::{dup_high, to_high};
-use crate::locking::lock_unpoisoned;
+use crate::locking::ProcessMutex;
 use crate::releaser::Releaser;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +24,7 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// A client of one daemon. Clones share the connection.
@@ -34,12 +34,12 @@ pub struct Context(pub(crate) Arc<ClientInner>);
 pub(crate) struct ClientInner {
     /// Serialises request and reply. Never taken while holding a spin lock: a call may last as long
     /// as [`CALL_TIMEOUT`].
-    calls: Mutex<Calls>,
+    calls: ProcessMutex<Calls>,
     /// Requests without a reply that the control socket had no room for yet, oldest first. Held for
     /// moments only.
-    outbox: Mutex<VecDeque<Vec<u8>>>,
+    outbox: ProcessMutex<VecDeque<Vec<u8>>>,
     /// Completion queues of destroyed queue pairs that were not idle, by the number of the queue pair.
-    stale_completions: Mutex<HashMap<u32, Vec<Weak<dyn StaleCompletions>>>>,
+    stale_completions: ProcessMutex<HashMap<u32, Vec<Weak<dyn StaleCompletions>>>>,
     conn: ControlSocket,
     hello: HelloReply,
     page: WorkerPageView,
@@ -188,12 +188,12 @@ impl Context {
             workers.push((bell, to_high(next()?)));
         }
         Ok(Context(Arc::new(ClientInner {
-            calls: Mutex::new(Calls {
+            calls: ProcessMutex::new(Calls {
                 seq: 1,
                 regions: HashMap::new(),
             }),
-            stale_completions: Mutex::new(HashMap::new()),
-            outbox: Mutex::new(VecDeque::new()),
+            stale_completions: ProcessMutex::new(HashMap::new()),
+            outbox: ProcessMutex::new(VecDeque::new()),
             conn,
             hello,
             page: WorkerPageView::new(Arc::new(page), worker_count)?,
@@ -589,7 +589,7 @@ impl ClientInner {
         &self,
         message: &M,
     ) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
-        self.exchange(&mut lock_unpoisoned(&self.calls), message)
+        self.exchange(&mut *self.calls.lock()?, message)
     }
 
     /// As [`Self::call_daemon`], with a descriptor for the daemon.
@@ -598,7 +598,7 @@ impl ClientInner {
         message: &M,
         fd: BorrowedFd<'_>,
     ) -> Result<M::Reply, Error> {
-        let mut calls = lock_unpoisoned(&self.calls);
+        let mut calls = self.calls.lock()?;
         let (reply, _) = self.exchange_fds(&mut calls, message, &[fd])?;
         Ok(reply)
     }
@@ -617,7 +617,7 @@ impl ClientInner {
         message: &M,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
-        if !self.alive.load(Ordering::Relaxed) || self.generation != process_generation() {
+        if !self.alive.load(Ordering::Relaxed) {
             return Err(Error::DaemonGone);
         }
         // The daemon has carried out what was posted before this request when it answers.
@@ -647,7 +647,7 @@ impl ClientInner {
         install: impl FnOnce(&M::Reply, Arc<SharedMemory>) -> Result<T, Error>,
         undo: impl FnOnce(&M::Reply) -> U,
     ) -> Result<(M::Reply, T), Error> {
-        let mut calls = lock_unpoisoned(&self.calls);
+        let mut calls = self.calls.lock()?;
         let (reply, fds) = self.exchange(&mut calls, message)?;
         let installed = map_queue_memory(&mut calls.regions, &place(&reply), fds)
             .and_then(|memory| install(&reply, memory));
@@ -668,7 +668,7 @@ impl ClientInner {
         place: impl FnOnce(&M::Reply) -> QueueRef,
         install: impl FnOnce(&M::Reply, Arc<SharedMemory>) -> Result<T, Error>,
     ) -> Result<(M::Reply, T), Error> {
-        let mut calls = lock_unpoisoned(&self.calls);
+        let mut calls = self.calls.lock()?;
         let (reply, fds) = self.exchange(&mut calls, message)?;
         let installed = map_queue_memory(&mut calls.regions, &place(&reply), fds)
             .and_then(|memory| install(&reply, memory));
@@ -709,10 +709,13 @@ impl ClientInner {
     /// Puts a request without a reply into the outbox, and sends what the socket has room for. Returns
     /// false if something is left, because the daemon is busy or stalled.
     fn enqueue_unanswered<M: Message>(&self, message: &M) -> bool {
-        if self.check_process().is_err() || !self.alive.load(Ordering::Relaxed) {
+        if !self.alive.load(Ordering::Relaxed) {
             return true;
         }
-        let mut outbox = lock_unpoisoned(&self.outbox);
+        // A child of fork(2) has nothing to free.
+        let Ok(mut outbox) = self.outbox.lock() else {
+            return true;
+        };
         outbox.push_back(self.conn.encode_unanswered(message));
         self.send_waiting(&mut outbox)
     }
@@ -744,7 +747,7 @@ impl ClientInner {
 
     /// Sends all requests of the outbox, and waits for room if necessary.
     fn send_outbox(&self) -> Result<(), Error> {
-        while !self.send_waiting(&mut lock_unpoisoned(&self.outbox)) {
+        while !self.send_waiting(&mut *self.outbox.lock()?) {
             self.conn.await_room()?;
         }
         Ok(())
@@ -757,14 +760,16 @@ impl ClientInner {
         qp_num: u32,
         queues: impl Iterator<Item = Weak<dyn StaleCompletions>>,
     ) {
-        let mut stale = lock_unpoisoned(&self.stale_completions);
-        stale.entry(qp_num).or_default().extend(queues);
+        if let Ok(mut stale) = self.stale_completions.lock() {
+            stale.entry(qp_num).or_default().extend(queues);
+        }
     }
 
     /// Discards completions of earlier queue pairs with the number of a new one. The daemon adds no
     /// more of them: it reuses a number only after its worker has released the queue pair.
     pub(crate) fn discard_stale_completions(&self, qp_num: u32) {
-        let stale = lock_unpoisoned(&self.stale_completions).remove(&qp_num);
+        let stale = self.stale_completions.lock();
+        let stale = stale.ok().and_then(|mut stale| stale.remove(&qp_num));
         for queue in stale.into_iter().flatten() {
             if let Some(queue) = queue.upgrade() {
                 queue.discard_of(qp_num);
@@ -777,7 +782,10 @@ impl ClientInner {
     #[cold]
     fn give_up_daemon(&self) {
         self.alive.store(false, Ordering::Release);
-        self.conn.shut_down();
+        // A child of fork(2), in which a signal handler has returned, would end its parent's connection.
+        if self.check_process().is_ok() {
+            self.conn.shut_down();
+        }
     }
 
     /// Tells a worker that a QP has work.
@@ -839,6 +847,7 @@ impl ClientInner {
         fd: BorrowedFd<'_>,
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
+        self.check_process()?;
         let deadline = Deadline::after(timeout);
         loop {
             let mut fds = [

@@ -8,16 +8,16 @@ use crate::descriptor::EventDescriptor;
 use crate::status::log_failure;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use siw::{AsyncEvent, AsyncEventKind, Context, Error};
+use siw::{AsyncEvent, AsyncEventKind, Context, Error, ProcessMutex};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// The contexts of one connection.
 #[derive(Default)]
 pub struct EventGroup {
     /// Held while an event is read and passed on, so that events stay in order.
-    reading: Mutex<()>,
+    reading: ProcessMutex<()>,
     members: OnceLock<Vec<&'static ContextObject>>,
 }
 
@@ -30,7 +30,7 @@ impl EventGroup {
 
     /// Reads an event and passes it on to the contexts that it concerns.
     fn read_event(&self, client: &Context) -> Result<(), Error> {
-        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _reading = self.reading.lock()?;
         let event = client.get_async_event(Some(Duration::ZERO))?;
         log_failure("asynchronous event", &event.reason);
         for context in self.members.get().into_iter().flatten() {
@@ -47,7 +47,7 @@ pub struct SharedEvents {
     descriptor: EventDescriptor,
     /// Readable while the queue is not empty.
     local: OwnedFd,
-    queue: Mutex<VecDeque<AsyncEvent>>,
+    queue: ProcessMutex<VecDeque<AsyncEvent>>,
     group: &'static EventGroup,
 }
 
@@ -58,13 +58,13 @@ impl SharedEvents {
         Ok(SharedEvents {
             descriptor: EventDescriptor::new(&[client.async_fd(), local.as_fd()])?,
             local,
-            queue: Mutex::default(),
+            queue: ProcessMutex::default(),
             group,
         })
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<AsyncEvent>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock_or_end_call()
     }
 
     fn push(&self, event: AsyncEvent) {

@@ -14,10 +14,10 @@ use crate::descriptor::EventDescriptor;
 use crate::status::pointer_of;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
-use siw::{CmChannel, Error};
+use siw::{CmChannel, Error, ProcessMutex};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 /// State of a channel, kept alive by its identifiers.
 pub struct EventChannel {
@@ -27,7 +27,7 @@ pub struct EventChannel {
     pub(super) descriptor: EventDescriptor,
     /// Readable while the queue is not empty.
     local: OwnedFd,
-    queue: Mutex<VecDeque<QueuedEvent>>,
+    queue: ProcessMutex<VecDeque<QueuedEvent>>,
     /// The end of the daemon was reported to the identifiers.
     pub(super) gone_reported: AtomicBool,
 }
@@ -67,7 +67,7 @@ impl EventChannelObject {
                 devices,
                 descriptor,
                 local,
-                queue: Mutex::default(),
+                queue: ProcessMutex::default(),
                 gone_reported: AtomicBool::new(false),
             }),
         }))
@@ -76,7 +76,7 @@ impl EventChannelObject {
 
 impl EventChannel {
     fn lock_queue(&self) -> MutexGuard<'_, VecDeque<QueuedEvent>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock_or_end_call()
     }
 
     /// Adds an event.

@@ -9,10 +9,10 @@ use crate::ibverbs::pd::alloc_pd;
 use crate::ibverbs::shared_events::{EventGroup, SharedEvents};
 use crate::per_process::PerProcess;
 use crate::status::{fail_with, set_errno};
-use siw::{CmChannel, Context, DeviceInfo, Error, Pd, Qp};
+use siw::{CmChannel, Context, DeviceInfo, Error, Pd, ProcessMutex, Qp};
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// A connection to the daemon and its contexts. They are never freed, because identifiers, and the
@@ -28,7 +28,7 @@ pub struct Devices {
 struct Device {
     info: DeviceInfo,
     context: &'static ContextObject,
-    default_pd: Mutex<Option<PdPointer>>,
+    default_pd: ProcessMutex<Option<PdPointer>>,
 }
 
 #[derive(Clone, Copy)]
@@ -42,13 +42,13 @@ unsafe impl Sync for Device {}
 // SAFETY: as above.
 unsafe impl Send for Device {}
 
-static OPEN: PerProcess<Mutex<Option<&'static Devices>>> = PerProcess::new();
+static OPEN: PerProcess<ProcessMutex<Option<&'static Devices>>> = PerProcess::new();
 
 impl Devices {
     /// Returns the devices of the daemon. The first call connects; later ones reconnect if the
     /// daemon has ended.
     pub fn open() -> Result<&'static Devices, Error> {
-        let mut open = OPEN.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.get().lock()?;
         if let Some(devices) = open.filter(|devices| devices.client.is_alive()) {
             return Ok(devices);
         }
@@ -66,7 +66,7 @@ impl Devices {
                     AsyncEvents::Shared(events),
                 )),
                 info,
-                default_pd: Mutex::new(None),
+                default_pd: ProcessMutex::default(),
             });
         }
         group.set_members(all.iter().map(|device| device.context).collect());
@@ -129,10 +129,7 @@ impl Devices {
         let device = all
             .find(|device| std::ptr::eq(device.context.as_abi(), context))
             .ok_or(Error::Invalid("the identifier has no device yet"))?;
-        let mut default = device
-            .default_pd
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut default = device.default_pd.lock()?;
         if let Some(pd) = *default {
             return Ok(pd.0);
         }

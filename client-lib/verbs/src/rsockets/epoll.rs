@@ -12,9 +12,10 @@ use super::watchers::Watcher;
 use crate::per_process::PerProcess;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
+use siw::ProcessMutex;
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Event data of the eventfd; no rsocket descriptor has this number.
@@ -30,7 +31,7 @@ pub struct Instance {
     inner: OwnedFd,
     /// Wakes a waiting thread for a new candidate.
     wake: OwnedFd,
-    watches: Mutex<Watches>,
+    watches: ProcessMutex<Watches>,
 }
 
 #[derive(Default)]
@@ -59,9 +60,9 @@ struct Watch {
     is_candidate: bool,
 }
 
-type Instances = RwLock<HashMap<c_int, Arc<Instance>>>;
+type Instances = HashMap<c_int, Arc<Instance>>;
 
-static INSTANCES: PerProcess<Instances> = PerProcess::new();
+static INSTANCES: PerProcess<RwLock<Instances>> = PerProcess::new();
 
 fn errno_of(error: rustix::io::Errno) -> c_int {
     error.raw_os_error()
@@ -88,7 +89,7 @@ impl Watcher for Instance {
 
 impl Instance {
     fn lock(&self) -> MutexGuard<'_, Watches> {
-        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+        self.watches.lock_or_end_call()
     }
 
     /// Creates the inner instance and adds it to the kernel's instance `outer`.
@@ -105,7 +106,7 @@ impl Instance {
             mark,
             inner,
             wake,
-            watches: Mutex::default(),
+            watches: ProcessMutex::default(),
         });
         let data = epoll::EventData::new_u64(instance.token());
         let outer = table::borrow(outer);

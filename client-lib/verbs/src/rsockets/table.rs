@@ -19,9 +19,9 @@ struct Entry {
     socket: Arc<Rsocket>,
 }
 
-type Entries = RwLock<Vec<Option<Entry>>>;
+type Entries = Vec<Option<Entry>>;
 
-static TABLE: PerProcess<Entries> = PerProcess::new();
+static TABLE: PerProcess<RwLock<Entries>> = PerProcess::new();
 
 /// Set by the preloaded library.
 static CHECKS_MARKS: AtomicBool = AtomicBool::new(false);
@@ -66,9 +66,9 @@ pub fn report_inherited(descriptor: c_int) {
         (Mark::of(descriptor) == Some(entry.socket.mark)).then_some(())
     };
     if is_inherited().is_some() && !IS_REPORTED.swap(true, Ordering::Relaxed) {
-        eprintln!(
+        siw::print_line(format_args!(
             "siw-verbs: descriptor {descriptor} is an rsocket of the parent process, and fails in this child of fork(2): run servers that fork without --rsockets"
-        );
+        ));
     }
 }
 
