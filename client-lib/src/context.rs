@@ -7,7 +7,7 @@ use crate::app_memory::process::process_generation;
 use crate::app_memory::state::AppMemory;
 use crate::arena_pool::ArenaPool;
 use crate::deadline::Deadline;
-use crate::high_descriptors::{dup_high, to_high};
+use crate::high_descriptors::{KeptDescriptor, dup_high, to_high};
 use crate::locking::ProcessMutex;
 use crate::releaser::Releaser;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -40,13 +40,14 @@ pub(crate) struct ClientInner {
     outbox: ProcessMutex<VecDeque<Vec<u8>>>,
     /// Completion queues of destroyed queue pairs that were not idle, by the number of the queue pair.
     stale_completions: ProcessMutex<HashMap<u32, Vec<Weak<dyn StaleCompletions>>>>,
-    conn: ControlSocket,
+    conn: KeptDescriptor<ControlSocket>,
     hello: HelloReply,
     page: WorkerPageView,
-    workers: Vec<(DoorbellProducer, OwnedFd)>,
-    async_events: ControlSocket,
+    workers: Vec<(DoorbellProducer, KeptDescriptor)>,
+    async_events: KeptDescriptor<ControlSocket>,
     alive: AtomicBool,
     waits_in_destructors: AtomicBool,
+    hides_descriptors: bool,
     opened: Instant,
     /// Time of the last check of the control socket while polling, in microseconds since `opened`.
     checked_at: AtomicU64,
@@ -167,25 +168,22 @@ impl Context {
         }
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(Error::Proto(ProtoError::MissingFd));
-        let page =
-            SharedMemory::map_read_only(to_high(next()?), worker_count as usize * WORKER_LINE)?;
+        let page = SharedMemory::map_read_only(next()?, worker_count as usize * WORKER_LINE)?;
         let capacity = hello.doorbell_capacity;
         if !capacity.is_power_of_two() || capacity > siw_shm::doorbell::MAX_CAPACITY {
             return Err(Error::Invalid(
                 "siwd announced a doorbell ring whose size is not a power of two",
             ));
         }
-        let bells = Arc::new(SharedMemory::map_fd(
-            to_high(next()?),
-            worker_count as usize * ring_len(capacity),
-        )?);
+        let bells = SharedMemory::map_fd(next()?, worker_count as usize * ring_len(capacity))?;
+        let bells = Arc::new(bells.without_descriptor());
         let async_events = ControlSocket::from(next()?);
         async_events.set_nonblocking(false)?;
         let mut workers = Vec::with_capacity(worker_count as usize);
         for worker in 0..worker_count {
             let bell =
                 DoorbellProducer::new(bells.clone(), ring_offset(worker, capacity), capacity)?;
-            workers.push((bell, to_high(next()?)));
+            workers.push((bell, KeptDescriptor::at_high_number(next()?)?));
         }
         Ok(Context(Arc::new(ClientInner {
             calls: ProcessMutex::new(Calls {
@@ -194,13 +192,14 @@ impl Context {
             }),
             stale_completions: ProcessMutex::new(HashMap::new()),
             outbox: ProcessMutex::new(VecDeque::new()),
-            conn,
+            conn: KeptDescriptor::new(conn)?,
             hello,
-            page: WorkerPageView::new(Arc::new(page), worker_count)?,
+            page: WorkerPageView::new(Arc::new(page.without_descriptor()), worker_count)?,
             workers,
-            async_events,
+            async_events: KeptDescriptor::new(async_events)?,
             alive: AtomicBool::new(true),
             waits_in_destructors: AtomicBool::new(false),
+            hides_descriptors: false,
             opened: Instant::now(),
             checked_at: AtomicU64::new(0),
             generation: process_generation(),
@@ -223,6 +222,23 @@ impl Context {
     #[doc(hidden)]
     pub fn wait_in_destructors(&self) {
         self.0.waits_in_destructors.store(true, Ordering::Relaxed);
+    }
+
+    /// Moves the descriptors of events to numbers that programs do not use: the drop-in libraries give
+    /// programs others. For a context that has no objects yet.
+    #[doc(hidden)]
+    pub fn hide_descriptors(&mut self) {
+        let Some(inner) = Arc::get_mut(&mut self.0) else {
+            return;
+        };
+        inner.hides_descriptors = true;
+        if let Some(high) = dup_high(inner.async_events.as_fd()) {
+            let events = ControlSocket::from(high);
+            events.set_version(inner.async_events.agreed_version());
+            if let Ok(events) = KeptDescriptor::new(events) {
+                inner.async_events = events;
+            }
+        }
     }
 
     /// Limits of this client.
@@ -534,9 +550,9 @@ fn map_queue_memory(
             .ok_or(ProtoError::MissingFd)?
             .clone());
     }
-    let fd = to_high(fds.into_iter().next().ok_or(ProtoError::MissingFd)?);
+    let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
     let len = usize::try_from(place.region_len).map_err(|_| ProtoError::MissingFd)?;
-    let memory = Arc::new(SharedMemory::map_fd(fd, len)?);
+    let memory = Arc::new(SharedMemory::map_fd(fd, len)?.without_descriptor());
     if place.dedicated == 0 {
         regions.insert(place.region, memory.clone());
     }
@@ -562,6 +578,28 @@ impl ClientInner {
             Ok(())
         } else {
             Err(Error::DaemonGone)
+        }
+    }
+
+    /// Checks that the number of the control socket is still that of the socket. A program may have closed
+    /// it, or replaced it by a file of its own, which must not get a request.
+    ///
+    /// # Errors
+    /// EBADF, once. The connection has ended.
+    fn check_socket(&self) -> Result<(), Error> {
+        if self.conn.is_open() {
+            return Ok(());
+        }
+        self.alive.store(false, Ordering::Release);
+        Err(rustix::io::Errno::BADF.into())
+    }
+
+    /// Places the descriptor of a new channel.
+    pub(crate) fn place_channel(&self, fd: OwnedFd) -> OwnedFd {
+        if self.hides_descriptors {
+            to_high(fd)
+        } else {
+            fd
         }
     }
 
@@ -620,6 +658,7 @@ impl ClientInner {
         if !self.alive.load(Ordering::Relaxed) {
             return Err(Error::DaemonGone);
         }
+        self.check_socket()?;
         // The daemon has carried out what was posted before this request when it answers.
         let retired = self.arena_pool.unconfirmed();
         calls.seq = calls.seq.wrapping_add(1).max(1);
@@ -709,7 +748,7 @@ impl ClientInner {
     /// Puts a request without a reply into the outbox, and sends what the socket has room for. Returns
     /// false if something is left, because the daemon is busy or stalled.
     fn enqueue_unanswered<M: Message>(&self, message: &M) -> bool {
-        if !self.alive.load(Ordering::Relaxed) {
+        if !self.alive.load(Ordering::Relaxed) || self.check_socket().is_err() {
             return true;
         }
         // A child of fork(2) has nothing to free.
@@ -783,7 +822,7 @@ impl ClientInner {
     fn give_up_daemon(&self) {
         self.alive.store(false, Ordering::Release);
         // A child of fork(2), in which a signal handler has returned, would end its parent's connection.
-        if self.check_process().is_ok() {
+        if self.check_process().is_ok() && self.check_socket().is_ok() {
             self.conn.shut_down();
         }
     }
@@ -815,7 +854,7 @@ impl ClientInner {
     /// Waits for the end of the control socket. Returns whether it is still open after `timeout`.
     #[cold]
     pub(crate) fn stays_alive(&self, timeout: Duration) -> bool {
-        if self.check_process().is_err() {
+        if self.check_process().is_err() || self.check_socket().is_err() {
             return false;
         }
         let deadline = Deadline::after(Some(timeout));
@@ -907,6 +946,9 @@ impl ClientInner {
     /// daemon ends or is given up.
     #[cfg(feature = "tokio")]
     pub(crate) fn dup_connection(&self) -> std::io::Result<OwnedFd> {
-        Ok(rustix::io::fcntl_dupfd_cloexec(self.conn.as_fd(), 0)?)
+        Ok(to_high(rustix::io::fcntl_dupfd_cloexec(
+            self.conn.as_fd(),
+            0,
+        )?))
     }
 }

@@ -4,9 +4,10 @@
 use crate::context::{ClientInner, StaleCompletions};
 use crate::credit::Credits;
 use crate::deadline::Deadline;
+use crate::high_descriptors::KeptDescriptor;
 use crate::locking::{Inherited, ProcessMutex, ProcessSpinLock};
 use crate::{Context, Error, Wc};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
 use siw_shm::{CqConsumer, CqGeometry, SharedMemory};
 use std::collections::{HashMap, VecDeque};
@@ -18,18 +19,20 @@ use std::time::{Duration, Instant};
 pub struct CompletionChannel {
     client: Arc<ClientInner>,
     id: u32,
-    fd: OwnedFd,
+    fd: KeptDescriptor,
 }
 
 impl CompletionChannel {
     /// A new channel.
     pub fn new(ctx: &Context) -> Result<Arc<CompletionChannel>, Error> {
         let (reply, fds) = ctx.0.call_daemon(&CreateChannel { reserved: 0 })?;
-        let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
+        let fd = ctx
+            .0
+            .place_channel(fds.into_iter().next().ok_or(ProtoError::MissingFd)?);
         let channel = Arc::new(CompletionChannel {
             client: ctx.0.clone(),
             id: reply.id,
-            fd,
+            fd: KeptDescriptor::new(fd)?,
         });
         // poll(2) waits for readiness: a second reader must not block in read(2).
         rustix::io::ioctl_fionbio(&channel.fd, true)?;

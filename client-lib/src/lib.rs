@@ -290,6 +290,8 @@ pub use error::{Error, Failed, PostError};
 pub use fast_mr::FastMr;
 pub use finished::{Finished, Outcomes};
 #[doc(hidden)]
+pub use high_descriptors::{KeptDescriptor, to_high};
+#[doc(hidden)]
 pub use locking::{BracketLock, ProcessMutex};
 pub use memory::{Arena, Mr, Pd, ReregChange};
 pub use pairing::PairOptions;

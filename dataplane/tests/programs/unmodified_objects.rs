@@ -70,6 +70,18 @@ fn children_do_not_wait_for_threads_of_their_parent() {
 }
 
 #[test]
+fn programs_may_close_or_replace_descriptors_that_they_did_not_open() {
+    for way in ["close", "range", "dup", "closeall"] {
+        run_to_done("closed_descriptors", way);
+    }
+}
+
+#[test]
+fn a_program_with_few_descriptors_gets_the_error_of_the_limit() {
+    run_to_done("closed_descriptors", "few");
+}
+
+#[test]
 fn descriptors_of_events_block_as_the_program_says() {
     let daemon = Daemon::loopback();
     let Some(program) = compile(&daemon, "verbs_events") else {

@@ -7,8 +7,8 @@ use super::context::ContextObject;
 use crate::descriptor::EventDescriptor;
 use crate::status::log_failure;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fd::{AsFd, OwnedFd};
-use siw::{AsyncEvent, AsyncEventKind, Context, Error, ProcessMutex};
+use rustix::fd::AsFd;
+use siw::{AsyncEvent, AsyncEventKind, Context, Error, KeptDescriptor, ProcessMutex};
 use std::collections::VecDeque;
 use std::sync::{MutexGuard, OnceLock};
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl EventGroup {
 pub struct SharedEvents {
     descriptor: EventDescriptor,
     /// Readable while the queue is not empty.
-    local: OwnedFd,
+    local: KeptDescriptor,
     queue: ProcessMutex<VecDeque<AsyncEvent>>,
     group: &'static EventGroup,
 }
@@ -54,7 +54,10 @@ pub struct SharedEvents {
 impl SharedEvents {
     /// Creates the descriptor and the queue of one context.
     pub fn new(client: &Context, group: &'static EventGroup) -> Result<SharedEvents, Error> {
-        let local = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let local = KeptDescriptor::at_high_number(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?)?;
         Ok(SharedEvents {
             descriptor: EventDescriptor::new(&[client.async_fd(), local.as_fd()])?,
             local,
@@ -98,6 +101,7 @@ impl SharedEvents {
                 Err(Error::Timeout) => {}
                 Err(error) => return self.pop().ok_or(error),
             }
+            self.descriptor.check_open()?;
             let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
             poll(&mut fds, None)?;
         }

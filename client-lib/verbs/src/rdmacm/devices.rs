@@ -52,7 +52,8 @@ impl Devices {
         if let Some(devices) = open.filter(|devices| devices.client.is_alive()) {
             return Ok(devices);
         }
-        let client = Context::open(None)?;
+        let mut client = Context::open(None)?;
+        client.hide_descriptors();
         client.wait_in_destructors();
         // Never freed, like the contexts.
         let group: &EventGroup = Box::leak(Box::default());

@@ -5,14 +5,14 @@
 //! becomes a candidate. A candidate is checked; if it is ready it is reported, otherwise it is
 //! armed and not checked again until its descriptor is readable.
 
-use super::mark::Mark;
 use super::socket::Rsocket;
 use super::table;
 use super::watchers::Watcher;
+use crate::mark::Mark;
 use crate::per_process::PerProcess;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
-use siw::ProcessMutex;
+use siw::{KeptDescriptor, ProcessMutex};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{Arc, MutexGuard, PoisonError, RwLock, Weak};
@@ -28,9 +28,9 @@ pub struct Instance {
     /// Mark of the program's kernel instance.
     mark: Mark,
     /// Kernel instance with the descriptors of the rsockets.
-    inner: OwnedFd,
+    inner: KeptDescriptor,
     /// Wakes a waiting thread for a new candidate.
-    wake: OwnedFd,
+    wake: KeptDescriptor,
     watches: ProcessMutex<Watches>,
 }
 
@@ -68,6 +68,12 @@ fn errno_of(error: rustix::io::Errno) -> c_int {
     error.raw_os_error()
 }
 
+/// Keeps a descriptor at a number that the program does not use.
+fn keep(descriptor: OwnedFd) -> Result<KeptDescriptor, c_int> {
+    let kept = KeptDescriptor::at_high_number(descriptor);
+    kept.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+}
+
 impl Watches {
     /// The watch that a candidate means, unless it was removed.
     fn find(&mut self, candidate: Candidate) -> Option<&mut Watch> {
@@ -95,8 +101,9 @@ impl Instance {
     /// Creates the inner instance and adds it to the kernel's instance `outer`.
     fn new(outer: c_int) -> Result<Arc<Instance>, c_int> {
         let inner = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno_of)?;
+        let inner = keep(inner)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags).map_err(errno_of)?;
+        let wake = keep(eventfd(0, flags).map_err(errno_of)?)?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&inner, &wake, data, epoll::EventFlags::IN).map_err(errno_of)?;
         // A duplicate of the descriptor may have an instance of its own.

@@ -6,11 +6,11 @@
 //! descriptors, and the others wait for that thread.
 
 use super::mappings::Mappings;
-use super::mark::Mark;
 use super::options::Options;
 use super::stream::Stream;
 use super::table;
 use super::watchers::Watchers;
+use crate::mark::Mark;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw::{CmBinding, CmChannel, CmListener, ConnectionRequest, ProcessMutex};

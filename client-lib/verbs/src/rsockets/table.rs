@@ -6,8 +6,8 @@
 //! is: one with another file is no rsocket any more, and its rsocket is closed. Programs that call
 //! rsockets themselves close them by rclose(3), and do without this system call.
 
-use super::mark::Mark;
 use super::socket::Rsocket;
+use crate::mark::Mark;
 use crate::per_process::PerProcess;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ffi::c_int;
@@ -153,8 +153,16 @@ pub fn insert(descriptor: OwnedFd, socket: Arc<Rsocket>) -> RawFd {
     number
 }
 
-/// Removes a descriptor, which is closed when the result is dropped.
+/// Removes a descriptor, which is closed when the result is dropped. None if the number belongs to another
+/// file now.
 pub fn remove(descriptor: c_int) -> Option<(OwnedFd, Arc<Rsocket>)> {
+    let socket = find(descriptor)?;
+    if Mark::of(descriptor) != Some(socket.mark) {
+        drop_stale(descriptor, &socket);
+        end_if_last(socket);
+        return None;
+    }
+    drop(socket);
     let mut table = TABLE.get().write().unwrap_or_else(PoisonError::into_inner);
     let entry = table.get_mut(usize::try_from(descriptor).ok()?)?.take()?;
     Some((entry.descriptor, entry.socket))
