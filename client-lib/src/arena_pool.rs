@@ -6,13 +6,13 @@
 
 use crate::app_memory::vma::MappedFileId;
 use crate::context::ClientInner;
-use crate::locking::lock_unpoisoned;
+use crate::locking::{Inherited, ProcessMutex};
 use crate::memory::Arena;
 use crate::{Context, Error};
 use siw_shm::shared_memory::PAGE;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 /// Length of the first arena of a client.
 const FIRST_ARENA: usize = 256 << 10;
@@ -33,10 +33,10 @@ const LEAST_ALIGNMENT: usize = 64;
 pub(crate) struct ArenaPool {
     /// All arenas, by file. Dropping an arena removes it: while this lock is held, no other lock is
     /// taken and no arena is dropped.
-    by_file: Mutex<HashMap<MappedFileId, Weak<Arena>>>,
+    by_file: ProcessMutex<HashMap<MappedFileId, Weak<Arena>>>,
     /// Arenas that regions share.
-    arenas: Mutex<Vec<SharedArena>>,
-    retired: Mutex<Retired>,
+    arenas: ProcessMutex<Vec<SharedArena>>,
+    retired: ProcessMutex<Retired>,
 }
 
 /// Bytes of blocks whose regions are being deregistered.
@@ -54,18 +54,22 @@ type RetiredBytes = (Weak<Arena>, Range<usize>);
 impl ArenaPool {
     /// Adds an arena: regions in it need no copy.
     pub(crate) fn add(&self, id: MappedFileId, arena: &Arc<Arena>) {
-        lock_unpoisoned(&self.by_file).insert(id, Arc::downgrade(arena));
+        if let Ok(mut by_file) = self.by_file.lock() {
+            by_file.insert(id, Arc::downgrade(arena));
+        }
     }
 
     /// The arena in a file.
     pub(crate) fn find(&self, id: MappedFileId) -> Option<Arc<Arena>> {
-        let by_file = lock_unpoisoned(&self.by_file);
+        let by_file = self.by_file.lock().ok()?;
         by_file.get(&id).and_then(Weak::upgrade)
     }
 
     /// Removes a dropped arena.
     pub(crate) fn remove(&self, id: MappedFileId) {
-        lock_unpoisoned(&self.by_file).remove(&id);
+        if let Ok(mut by_file) = self.by_file.lock() {
+            by_file.remove(&id);
+        }
     }
 
     /// Frees a block once the daemon has answered a later request than the one that deregisters its
@@ -73,19 +77,23 @@ impl ArenaPool {
     pub(crate) fn retire(&self, mut block: ArenaBlock) {
         let range = std::mem::take(&mut block.range);
         let bytes = (Arc::downgrade(&block.arena), range);
-        lock_unpoisoned(&self.retired).unconfirmed.push(bytes);
+        if let Ok(mut retired) = self.retired.lock() {
+            retired.unconfirmed.push(bytes);
+        }
     }
 
     /// Number of retired blocks that the daemon confirms with the answer to a request that is sent
     /// from now on.
     pub(crate) fn unconfirmed(&self) -> usize {
-        lock_unpoisoned(&self.retired).unconfirmed.len()
+        let retired = self.retired.lock();
+        retired.map_or(0, |retired| retired.unconfirmed.len())
     }
 
     /// The daemon has confirmed the first `count` retired blocks.
     pub(crate) fn confirm(&self, count: usize) {
-        if count > 0 {
-            let mut retired = lock_unpoisoned(&self.retired);
+        if count > 0
+            && let Ok(mut retired) = self.retired.lock()
+        {
             let Retired {
                 unconfirmed,
                 confirmed,
@@ -94,8 +102,8 @@ impl ArenaPool {
         }
     }
 
-    fn take_confirmed(&self) -> Vec<RetiredBytes> {
-        std::mem::take(&mut lock_unpoisoned(&self.retired).confirmed)
+    fn take_confirmed(&self) -> Result<Vec<RetiredBytes>, Inherited> {
+        Ok(std::mem::take(&mut self.retired.lock()?.confirmed))
     }
 }
 
@@ -134,7 +142,7 @@ impl ArenaBlock {
                 return Ok(block);
             }
         }
-        let mut arenas = lock_unpoisoned(&ctx.arena_pool.arenas);
+        let mut arenas = ctx.arena_pool.arenas.lock()?;
         let longest = arenas.iter().map(|shared| shared.len).max();
         let (arena, ordered) = alloc_arena(ctx, next_arena_len(longest, len), len)?;
         let mut space = ArenaSpace::new(arena.len());
@@ -151,8 +159,8 @@ impl ArenaBlock {
 
     /// Allocates from the arenas that exist.
     fn alloc_shared(ctx: &Arc<ClientInner>, len: usize) -> Result<Option<ArenaBlock>, Error> {
-        let mut arenas = lock_unpoisoned(&ctx.arena_pool.arenas);
-        for (arena, range) in ctx.arena_pool.take_confirmed() {
+        let mut arenas = ctx.arena_pool.arenas.lock()?;
+        for (arena, range) in ctx.arena_pool.take_confirmed()? {
             give_back(&mut arenas, &arena, range);
         }
         arenas.retain(|shared| shared.arena.strong_count() > 0);
@@ -182,11 +190,12 @@ impl ArenaBlock {
 impl Drop for ArenaBlock {
     fn drop(&mut self) {
         let ctx = self.arena.ctx();
-        // Another thread of the parent may have held the lock at fork(2).
-        if self.range.is_empty() || ctx.check_process().is_err() {
+        if self.range.is_empty() {
             return;
         }
-        let mut arenas = lock_unpoisoned(&ctx.arena_pool.arenas);
+        let Ok(mut arenas) = ctx.arena_pool.arenas.lock() else {
+            return;
+        };
         let (arena, range) = (Arc::downgrade(&self.arena), self.range.clone());
         give_back(&mut arenas, &arena, range);
     }

@@ -2,6 +2,7 @@
 //! without its address resolution steps).
 
 use crate::context::ClientInner;
+use crate::high_descriptors::KeptDescriptor;
 use crate::{CmBinding, Context, Error, Failed, Qp};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use siw_shm::control::{
@@ -191,7 +192,7 @@ impl CmEvent {
 pub struct CmChannel {
     ctx: Arc<ClientInner>,
     id: u32,
-    conn: ControlSocket,
+    conn: KeptDescriptor<ControlSocket>,
 }
 
 impl AsFd for CmChannel {
@@ -233,11 +234,11 @@ impl CmChannel {
 
     pub(crate) fn create(ctx: &Arc<ClientInner>, flags: u64) -> Result<CmChannel, Error> {
         let (reply, fds) = ctx.call_daemon(&CreateCmChannel { flags })?;
-        let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
+        let fd = ctx.place_channel(fds.into_iter().next().ok_or(ProtoError::MissingFd)?);
         Ok(CmChannel {
             ctx: ctx.clone(),
             id: reply.id,
-            conn: fd.into(),
+            conn: KeptDescriptor::new(fd.into())?,
         })
     }
 

@@ -7,8 +7,8 @@ use crate::app_memory::process::process_generation;
 use crate::app_memory::state::AppMemory;
 use crate::arena_pool::ArenaPool;
 use crate::deadline::Deadline;
-use crate::high_descriptors::{dup_high, to_high};
-use crate::locking::lock_unpoisoned;
+use crate::high_descriptors::{KeptDescriptor, dup_high, to_high};
+use crate::locking::ProcessMutex;
 use crate::releaser::Releaser;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,7 +25,7 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// A client of one daemon. Clones share the connection.
@@ -35,19 +35,20 @@ pub struct Context(pub(crate) Arc<ClientInner>);
 pub(crate) struct ClientInner {
     /// Serialises request and reply. Never taken while holding a spin lock: a call may last as long
     /// as [`CALL_TIMEOUT`].
-    calls: Mutex<Calls>,
+    calls: ProcessMutex<Calls>,
     /// Requests without a reply that the control socket had no room for yet, oldest first. Held for
     /// moments only.
-    outbox: Mutex<VecDeque<Vec<u8>>>,
+    outbox: ProcessMutex<VecDeque<Vec<u8>>>,
     /// Completion queues of destroyed queue pairs that were not idle, by the number of the queue pair.
-    stale_completions: Mutex<HashMap<u32, Vec<Weak<dyn StaleCompletions>>>>,
-    conn: ControlSocket,
+    stale_completions: ProcessMutex<HashMap<u32, Vec<Weak<dyn StaleCompletions>>>>,
+    conn: KeptDescriptor<ControlSocket>,
     hello: HelloReply,
     page: WorkerPageView,
-    workers: Vec<(DoorbellProducer, OwnedFd)>,
-    async_events: ControlSocket,
+    workers: Vec<(DoorbellProducer, KeptDescriptor)>,
+    async_events: KeptDescriptor<ControlSocket>,
     alive: AtomicBool,
     waits_in_destructors: AtomicBool,
+    hides_descriptors: bool,
     opened: Instant,
     /// Time of the last check of the control socket while polling, in microseconds since `opened`.
     checked_at: AtomicU64,
@@ -168,40 +169,38 @@ impl Context {
         }
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(Error::Proto(ProtoError::MissingFd));
-        let page =
-            SharedMemory::map_read_only(to_high(next()?), worker_count as usize * WORKER_LINE)?;
+        let page = SharedMemory::map_read_only(next()?, worker_count as usize * WORKER_LINE)?;
         let capacity = hello.doorbell_capacity;
         if !capacity.is_power_of_two() || capacity > siw_shm::doorbell::MAX_CAPACITY {
             return Err(Error::Invalid(
                 "siwd announced a doorbell ring whose size is not a power of two",
             ));
         }
-        let bells = Arc::new(SharedMemory::map_fd(
-            to_high(next()?),
-            worker_count as usize * ring_len(capacity),
-        )?);
+        let bells = SharedMemory::map_fd(next()?, worker_count as usize * ring_len(capacity))?;
+        let bells = Arc::new(bells.without_descriptor());
         let async_events = ControlSocket::from(next()?);
         async_events.set_nonblocking(false)?;
         let mut workers = Vec::with_capacity(worker_count as usize);
         for worker in 0..worker_count {
             let bell =
                 DoorbellProducer::new(bells.clone(), ring_offset(worker, capacity), capacity)?;
-            workers.push((bell, to_high(next()?)));
+            workers.push((bell, KeptDescriptor::at_high_number(next()?)?));
         }
         Ok(Context(Arc::new(ClientInner {
-            calls: Mutex::new(Calls {
+            calls: ProcessMutex::new(Calls {
                 seq: 1,
                 regions: HashMap::new(),
             }),
-            stale_completions: Mutex::new(HashMap::new()),
-            outbox: Mutex::new(VecDeque::new()),
-            conn,
+            stale_completions: ProcessMutex::new(HashMap::new()),
+            outbox: ProcessMutex::new(VecDeque::new()),
+            conn: KeptDescriptor::new(conn)?,
             hello,
-            page: WorkerPageView::new(Arc::new(page), worker_count)?,
+            page: WorkerPageView::new(Arc::new(page.without_descriptor()), worker_count)?,
             workers,
-            async_events,
+            async_events: KeptDescriptor::new(async_events)?,
             alive: AtomicBool::new(true),
             waits_in_destructors: AtomicBool::new(false),
+            hides_descriptors: false,
             opened: Instant::now(),
             checked_at: AtomicU64::new(0),
             generation: process_generation(),
@@ -224,6 +223,23 @@ impl Context {
     #[doc(hidden)]
     pub fn wait_in_destructors(&self) {
         self.0.waits_in_destructors.store(true, Ordering::Relaxed);
+    }
+
+    /// Moves the descriptors of events to numbers that programs do not use: the drop-in libraries give
+    /// programs others. For a context that has no objects yet.
+    #[doc(hidden)]
+    pub fn hide_descriptors(&mut self) {
+        let Some(inner) = Arc::get_mut(&mut self.0) else {
+            return;
+        };
+        inner.hides_descriptors = true;
+        if let Some(high) = dup_high(inner.async_events.as_fd()) {
+            let events = ControlSocket::from(high);
+            events.set_version(inner.async_events.agreed_version());
+            if let Ok(events) = KeptDescriptor::new(events) {
+                inner.async_events = events;
+            }
+        }
     }
 
     /// Limits of this client.
@@ -578,9 +594,9 @@ fn map_queue_memory(
             .ok_or(ProtoError::MissingFd)?
             .clone());
     }
-    let fd = to_high(fds.into_iter().next().ok_or(ProtoError::MissingFd)?);
+    let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
     let len = usize::try_from(place.region_len).map_err(|_| ProtoError::MissingFd)?;
-    let memory = Arc::new(SharedMemory::map_fd(fd, len)?);
+    let memory = Arc::new(SharedMemory::map_fd(fd, len)?.without_descriptor());
     if place.dedicated == 0 {
         regions.insert(place.region, memory.clone());
     }
@@ -609,6 +625,28 @@ impl ClientInner {
         }
     }
 
+    /// Checks that the number of the control socket is still that of the socket. A program may have closed
+    /// it, or replaced it by a file of its own, which must not get a request.
+    ///
+    /// # Errors
+    /// EBADF, once. The connection has ended.
+    fn check_socket(&self) -> Result<(), Error> {
+        if self.conn.is_open() {
+            return Ok(());
+        }
+        self.alive.store(false, Ordering::Release);
+        Err(rustix::io::Errno::BADF.into())
+    }
+
+    /// Places the descriptor of a new channel.
+    pub(crate) fn place_channel(&self, fd: OwnedFd) -> OwnedFd {
+        if self.hides_descriptors {
+            to_high(fd)
+        } else {
+            fd
+        }
+    }
+
     /// Checks that an object belongs to this context: requests name objects by numbers, which another
     /// context uses for objects of its own.
     pub(crate) fn check_same(
@@ -633,7 +671,7 @@ impl ClientInner {
         &self,
         message: &M,
     ) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
-        self.exchange(&mut lock_unpoisoned(&self.calls), message)
+        self.exchange(&mut *self.calls.lock()?, message)
     }
 
     /// As [`Self::call_daemon`], with a descriptor for the daemon.
@@ -642,7 +680,7 @@ impl ClientInner {
         message: &M,
         fd: BorrowedFd<'_>,
     ) -> Result<M::Reply, Error> {
-        let mut calls = lock_unpoisoned(&self.calls);
+        let mut calls = self.calls.lock()?;
         let (reply, _) = self.exchange_fds(&mut calls, message, &[fd])?;
         Ok(reply)
     }
@@ -661,9 +699,10 @@ impl ClientInner {
         message: &M,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
-        if !self.alive.load(Ordering::Relaxed) || self.generation != process_generation() {
+        if !self.alive.load(Ordering::Relaxed) {
             return Err(Error::DaemonGone);
         }
+        self.check_socket()?;
         // The daemon has carried out what was posted before this request when it answers.
         let retired = self.arena_pool.unconfirmed();
         calls.seq = calls.seq.wrapping_add(1).max(1);
@@ -691,7 +730,7 @@ impl ClientInner {
         install: impl FnOnce(&M::Reply, Arc<SharedMemory>) -> Result<T, Error>,
         undo: impl FnOnce(&M::Reply) -> U,
     ) -> Result<(M::Reply, T), Error> {
-        let mut calls = lock_unpoisoned(&self.calls);
+        let mut calls = self.calls.lock()?;
         let (reply, fds) = self.exchange(&mut calls, message)?;
         let installed = map_queue_memory(&mut calls.regions, &place(&reply), fds)
             .and_then(|memory| install(&reply, memory));
@@ -712,7 +751,7 @@ impl ClientInner {
         place: impl FnOnce(&M::Reply) -> QueueRef,
         install: impl FnOnce(&M::Reply, Arc<SharedMemory>) -> Result<T, Error>,
     ) -> Result<(M::Reply, T), Error> {
-        let mut calls = lock_unpoisoned(&self.calls);
+        let mut calls = self.calls.lock()?;
         let (reply, fds) = self.exchange(&mut calls, message)?;
         let installed = map_queue_memory(&mut calls.regions, &place(&reply), fds)
             .and_then(|memory| install(&reply, memory));
@@ -753,10 +792,13 @@ impl ClientInner {
     /// Puts a request without a reply into the outbox, and sends what the socket has room for. Returns
     /// false if something is left, because the daemon is busy or stalled.
     fn enqueue_unanswered<M: Message>(&self, message: &M) -> bool {
-        if self.check_process().is_err() || !self.alive.load(Ordering::Relaxed) {
+        if !self.alive.load(Ordering::Relaxed) || self.check_socket().is_err() {
             return true;
         }
-        let mut outbox = lock_unpoisoned(&self.outbox);
+        // A child of fork(2) has nothing to free.
+        let Ok(mut outbox) = self.outbox.lock() else {
+            return true;
+        };
         outbox.push_back(self.conn.encode_unanswered(message));
         self.send_waiting(&mut outbox)
     }
@@ -787,7 +829,7 @@ impl ClientInner {
 
     /// Sends all requests of the outbox, and waits for room if necessary.
     fn send_outbox(&self) -> Result<(), Error> {
-        while !self.send_waiting(&mut lock_unpoisoned(&self.outbox)) {
+        while !self.send_waiting(&mut *self.outbox.lock()?) {
             self.conn.await_room()?;
         }
         Ok(())
@@ -800,14 +842,16 @@ impl ClientInner {
         qp_num: u32,
         queues: impl Iterator<Item = Weak<dyn StaleCompletions>>,
     ) {
-        let mut stale = lock_unpoisoned(&self.stale_completions);
-        stale.entry(qp_num).or_default().extend(queues);
+        if let Ok(mut stale) = self.stale_completions.lock() {
+            stale.entry(qp_num).or_default().extend(queues);
+        }
     }
 
     /// Discards completions of earlier queue pairs with the number of a new one. The daemon adds no
     /// more of them: it reuses a number only after its worker has released the queue pair.
     pub(crate) fn discard_stale_completions(&self, qp_num: u32) {
-        let stale = lock_unpoisoned(&self.stale_completions).remove(&qp_num);
+        let stale = self.stale_completions.lock();
+        let stale = stale.ok().and_then(|mut stale| stale.remove(&qp_num));
         for queue in stale.into_iter().flatten() {
             if let Some(queue) = queue.upgrade() {
                 queue.discard_of(qp_num);
@@ -820,7 +864,10 @@ impl ClientInner {
     #[cold]
     fn give_up_daemon(&self) {
         self.alive.store(false, Ordering::Release);
-        self.conn.shut_down();
+        // A child of fork(2), in which a signal handler has returned, would end its parent's connection.
+        if self.check_process().is_ok() && self.check_socket().is_ok() {
+            self.conn.shut_down();
+        }
     }
 
     /// Tells a worker that a QP has work.
@@ -850,7 +897,7 @@ impl ClientInner {
     /// Waits for the end of the control socket. Returns whether it is still open after `timeout`.
     #[cold]
     pub(crate) fn stays_alive(&self, timeout: Duration) -> bool {
-        if self.check_process().is_err() {
+        if self.check_process().is_err() || self.check_socket().is_err() {
             return false;
         }
         let deadline = Deadline::after(Some(timeout));
@@ -882,6 +929,7 @@ impl ClientInner {
         fd: BorrowedFd<'_>,
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
+        self.check_process()?;
         let deadline = Deadline::after(timeout);
         loop {
             let mut fds = [
@@ -941,6 +989,9 @@ impl ClientInner {
     /// daemon ends or is given up.
     #[cfg(feature = "tokio")]
     pub(crate) fn dup_connection(&self) -> std::io::Result<OwnedFd> {
-        Ok(rustix::io::fcntl_dupfd_cloexec(self.conn.as_fd(), 0)?)
+        Ok(to_high(rustix::io::fcntl_dupfd_cloexec(
+            self.conn.as_fd(),
+            0,
+        )?))
     }
 }

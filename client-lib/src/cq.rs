@@ -4,33 +4,35 @@
 use crate::context::{ClientInner, StaleCompletions};
 use crate::credit::Credits;
 use crate::deadline::Deadline;
-use crate::locking::lock_unpoisoned;
+use crate::high_descriptors::KeptDescriptor;
+use crate::locking::{Inherited, ProcessMutex, ProcessSpinLock};
 use crate::{Context, Error, Wc};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
-use siw_shm::spin::SpinLock;
 use siw_shm::{CqConsumer, CqGeometry, SharedMemory};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// Delivers the cookies of armed completion queues that have completions.
 pub struct CompletionChannel {
     client: Arc<ClientInner>,
     id: u32,
-    fd: OwnedFd,
+    fd: KeptDescriptor,
 }
 
 impl CompletionChannel {
     /// A new channel.
     pub fn new(ctx: &Context) -> Result<Arc<CompletionChannel>, Error> {
         let (reply, fds) = ctx.0.call_daemon(&CreateChannel { reserved: 0 })?;
-        let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
+        let fd = ctx
+            .0
+            .place_channel(fds.into_iter().next().ok_or(ProtoError::MissingFd)?);
         let channel = Arc::new(CompletionChannel {
             client: ctx.0.clone(),
             id: reply.id,
-            fd,
+            fd: KeptDescriptor::new(fd)?,
         });
         // poll(2) waits for readiness: a second reader must not block in read(2).
         rustix::io::ioctl_fionbio(&channel.fd, true)?;
@@ -56,6 +58,8 @@ impl CompletionChannel {
 
     /// As [`Self::get_event`], without waiting: None if no event is pending.
     pub fn try_get_event(&self) -> Result<Option<u64>, Error> {
+        // A child of fork(2) would take the events of its parent.
+        self.client.check_process()?;
         let mut cookie = [0; 8];
         match rustix::io::retry_on_intr(|| rustix::io::read(&self.fd, &mut cookie[..])) {
             Ok(8) => Ok(Some(u64::from_ne_bytes(cookie))),
@@ -105,9 +109,9 @@ pub struct Cq(Arc<CqInner>);
 struct CqInner {
     client: Arc<ClientInner>,
     id: u32,
-    ring: SpinLock<Polling>,
+    ring: ProcessSpinLock<Polling>,
     /// Held while the rings are replaced; polling goes on.
-    resizing: Mutex<()>,
+    resizing: ProcessMutex<()>,
     entries: AtomicU32,
     channel: Option<Arc<CompletionChannel>>,
     /// Number of empty polls since the last completion.
@@ -116,7 +120,9 @@ struct CqInner {
 
 impl StaleCompletions for CqInner {
     fn discard_of(&self, qp_num: u32) {
-        self.ring.lock().purge_qp(qp_num);
+        if let Ok(mut polling) = self.ring.lock() {
+            polling.purge_qp(qp_num);
+        }
     }
 }
 
@@ -249,8 +255,8 @@ impl Cq {
         Ok(Cq(Arc::new(CqInner {
             client: ctx.0.clone(),
             id: reply.cq,
-            ring: SpinLock::new(ring),
-            resizing: Mutex::new(()),
+            ring: ProcessSpinLock::new(ring),
+            resizing: ProcessMutex::default(),
             entries: AtomicU32::new(reply.entries),
             channel: channel.map(|(channel, _)| channel.clone()),
             empty_polls: AtomicU32::new(0),
@@ -281,13 +287,13 @@ impl Cq {
         self.0.entries.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn polling_state(&self) -> &SpinLock<Polling> {
+    pub(crate) fn polling_state(&self) -> &ProcessSpinLock<Polling> {
         &self.0.ring
     }
 
     /// Takes the lock of the thread that replaces the rings.
-    pub(crate) fn start_resizing(&self) -> MutexGuard<'_, ()> {
-        lock_unpoisoned(&self.0.resizing)
+    pub(crate) fn start_resizing(&self) -> Result<MutexGuard<'_, ()>, Inherited> {
+        self.0.resizing.lock()
     }
 
     pub(crate) fn set_capacity(&self, entries: u32) {
@@ -297,7 +303,7 @@ impl Cq {
     /// Polls completions, at most `out.len()`.
     #[inline]
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, Error> {
-        let taken = self.0.ring.lock().poll(out);
+        let taken = self.0.ring.lock()?.poll(out);
         if taken > 0 {
             if self.0.empty_polls.load(Ordering::Relaxed) != 0 {
                 self.0.empty_polls.store(0, Ordering::Relaxed);
@@ -314,7 +320,7 @@ impl Cq {
     /// completed a request in between, before it ended.
     #[cold]
     pub(crate) fn poll_last(&self, out: &mut [Wc], error: Error) -> Result<usize, Error> {
-        match self.0.ring.lock().poll(out) {
+        match self.0.ring.lock()?.poll(out) {
             0 => Err(error),
             taken => Ok(taken),
         }
@@ -351,7 +357,7 @@ impl Cq {
         if !self.0.client.known_alive() {
             return Err(Error::DaemonGone);
         }
-        if self.0.ring.lock().ring.error_code() != 0 {
+        if self.0.ring.lock()?.ring.error_code() != 0 {
             return Err(Error::CqOverflow);
         }
         Ok(())
@@ -364,7 +370,9 @@ impl Cq {
     pub fn flush_lost_requests(&self) -> bool {
         // The locks of a completion queue and of a work queue are never held together.
         let queue_pairs: Vec<_> = {
-            let mut polling = self.0.ring.lock();
+            let Ok(mut polling) = self.0.ring.lock() else {
+                return false;
+            };
             // The last completions of the daemon come first; they are not lost.
             if polling.drain_rings() {
                 return true;
@@ -377,8 +385,11 @@ impl Cq {
             queue_pair.flush_into(self.0.id, &mut flushed);
         }
         let has_some = !flushed.is_empty();
-        self.0.ring.lock().left.extend(flushed);
-        has_some
+        let polling = self.0.ring.lock();
+        polling.is_ok_and(|mut polling| {
+            polling.left.extend(flushed);
+            has_some
+        })
     }
 
     /// Disarms the queue of a daemon that has ended. Returns whether an event is due, as a failed device
@@ -389,14 +400,17 @@ impl Cq {
             return false;
         }
         // A request is lost only if its completion is not among those to poll.
-        let has_some = !self.0.ring.lock().left.is_empty() || self.flush_lost_requests();
-        has_some && self.0.ring.lock().ring.disarm_event()
+        let polling = self.0.ring.lock();
+        let has_some =
+            polling.is_ok_and(|polling| !polling.left.is_empty()) || self.flush_lost_requests();
+        let polling = self.0.ring.lock();
+        polling.is_ok_and(|polling| has_some && polling.ring.disarm_event())
     }
 
     /// Arms the channel: the next completion, or the next solicited or failed one,
     /// raises one event. Poll once more before waiting for it.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
-        self.0.ring.lock().ring.arm_event(solicited_only);
+        self.0.ring.lock()?.ring.arm_event(solicited_only);
         Ok(())
     }
 

@@ -11,9 +11,9 @@ impl Cq {
     /// more of them than the new size. Polling goes on meanwhile.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         let ctx = self.client();
-        let _one_at_a_time = self.start_resizing();
+        let _one_at_a_time = self.start_resizing()?;
         let new_size = cqe.max(1).checked_next_power_of_two().unwrap_or(u32::MAX) as usize;
-        let polling = self.polling_state().lock();
+        let polling = self.polling_state().lock()?;
         let waiting = polling.left.len() + polling.ring.count_waiting(new_size + 1);
         drop(polling);
         if waiting > new_size {
@@ -26,7 +26,7 @@ impl Cq {
             cqe,
         };
         let (reply, new) = ctx.replace_queue(&resize, |reply| reply.mem, map_consumer)?;
-        let mut polling = self.polling_state().lock();
+        let mut polling = self.polling_state().lock()?;
         // No worker writes to the old rings any more.
         let found = polling.drain_rings();
         let old = std::mem::replace(&mut polling.ring, new);

@@ -19,6 +19,9 @@ fn open_remedy(error: &std::io::Error) -> &'static str {
             "set SIWD_SOCKET to a socket that this user may open, or become a member of the socket's \
              group"
         }
+        _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            "raise the limit of open files (RLIMIT_NOFILE)"
+        }
         _ => "is it running?",
     }
 }

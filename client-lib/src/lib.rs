@@ -290,10 +290,14 @@ pub use drain::DRAIN_WR_ID;
 pub use error::{Error, Failed, PostError};
 pub use fast_mr::FastMr;
 pub use finished::{Finished, Outcomes};
+#[doc(hidden)]
+pub use high_descriptors::{KeptDescriptor, to_high};
+#[doc(hidden)]
+pub use locking::{BracketLock, ProcessMutex};
 pub use memory::{Arena, Mr, Pd, ReregChange};
 pub use pairing::PairOptions;
 #[doc(hidden)]
-pub use panics::contain_panic;
+pub use panics::{contain_panic, print_line};
 #[doc(hidden)]
 pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};

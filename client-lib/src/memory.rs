@@ -5,6 +5,7 @@
 use crate::app_memory::vma::MappedFileId;
 use crate::arena_pool::ArenaBlock;
 use crate::context::ClientInner;
+use crate::high_descriptors::KeptDescriptor;
 use crate::slices::{RegionKeys, region_methods};
 use crate::{Access, Context, Error, Failed};
 use siw_shm::SharedMemory;
@@ -139,6 +140,8 @@ pub struct Arena {
     ctx: Arc<ClientInner>,
     id: u32,
     file: MappedFileId,
+    /// By which another context of the process registers parts of it.
+    _descriptor: KeptDescriptor,
     region: SharedMemory,
 }
 
@@ -156,12 +159,12 @@ impl Arena {
             .next()
             .ok_or(Error::Proto(ProtoError::MissingFd))
             .and_then(|fd| {
-                Ok((
-                    MappedFileId::of_file(&fd)?,
-                    SharedMemory::map_fd(fd, actual.max(len))?,
-                ))
+                let kept = KeptDescriptor::at_high_number(fd)?;
+                let region = SharedMemory::map_fd(kept.try_clone()?, actual.max(len))?;
+                let file = MappedFileId::of_file(&kept)?;
+                Ok((file, kept, region.without_descriptor()))
             });
-        let (file, region) = mapped.inspect_err(|_| {
+        let (file, descriptor, region) = mapped.inspect_err(|_| {
             ctx.0.free_object(&FreeArena {
                 arena: reply.arena,
                 reserved: 0,
@@ -171,6 +174,7 @@ impl Arena {
             ctx: ctx.0.clone(),
             id: reply.arena,
             file,
+            _descriptor: descriptor,
             region,
         });
         ctx.0.arena_pool.add(file, &arena);

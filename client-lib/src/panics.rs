@@ -1,8 +1,11 @@
 //! Panics in functions that C programs call.
 
+use crate::locking::Inherited;
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs the body of a function with C's calling convention; None if it panicked. A panic that leaves
+/// Runs the body of a function with C's calling convention; None if it panicked, or if a lock of
+/// `client-lib/src/locking.rs` ended it in a child of fork(2). A panic that leaves
 /// such a function aborts the process. The locks of this crate stay usable after one
 /// (`client-lib/src/locking.rs`).
 #[inline]
@@ -10,7 +13,9 @@ pub fn contain_panic<R>(call: &'static str, body: impl FnOnce() -> R) -> Option<
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => Some(result),
         Err(payload) => {
-            report_panic(call);
+            if !payload.is::<Inherited>() {
+                report_panic(call);
+            }
             // Dropping the payload may panic again.
             std::mem::forget(payload);
             None
@@ -18,10 +23,20 @@ pub fn contain_panic<R>(call: &'static str, body: impl FnOnce() -> R) -> Option<
     }
 }
 
+/// Writes a line to standard error, without the lock of the standard library: another thread may have held
+/// it when this process was forked.
+#[cold]
+pub fn print_line(text: std::fmt::Arguments<'_>) {
+    // A line that cannot be written has no other place.
+    let _ = rustix::io::write(std::io::stderr().as_fd(), format!("{text}\n").as_bytes());
+}
+
 /// Names the call; the panic hook has written the message.
 #[cold]
 fn report_panic(call: &str) {
-    eprintln!("siw: {call} failed by an internal error; please report the message above");
+    print_line(format_args!(
+        "siw: {call} failed by an internal error; please report the message above"
+    ));
 }
 
 #[cfg(test)]

@@ -5,17 +5,17 @@
 //! lock, and installs the new ring under the lock. Other threads that lock the ring meanwhile
 //! sleep.
 
-use crate::locking::lock_unpoisoned;
-use siw_shm::spin::{SpinGuard, SpinLock};
+use crate::locking::{Inherited, ProcessMutex, ProcessSpinLock};
+use siw_shm::spin::SpinGuard;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
 /// A value that many threads use briefly, and that one thread at a time may change over a long
 /// time.
 pub(crate) struct Pausable<T> {
-    value: SpinLock<Slot<T>>,
+    value: ProcessSpinLock<Slot<T>>,
     /// Held by the thread that changes the value.
-    changing: Mutex<()>,
+    changing: ProcessMutex<()>,
 }
 
 /// Contents of the spin lock.
@@ -42,42 +42,51 @@ impl<T> DerefMut for Slot<T> {
 impl<T> Pausable<T> {
     pub fn new(value: T) -> Self {
         Pausable {
-            value: SpinLock::new(Slot {
+            value: ProcessSpinLock::new(Slot {
                 is_paused: false,
                 value,
             }),
-            changing: Mutex::new(()),
+            changing: ProcessMutex::default(),
         }
     }
 
     /// Locks the value briefly; sleeps while it is being changed.
+    ///
+    /// # Errors
+    /// The caller is a child of the process that created it.
     #[inline]
-    pub fn lock(&self) -> SpinGuard<'_, Slot<T>> {
-        let guard = self.value.lock();
+    pub fn lock(&self) -> Result<SpinGuard<'_, Slot<T>>, Inherited> {
+        let guard = self.value.lock()?;
         if guard.is_paused {
             return self.wait_for_change(guard);
         }
-        guard
+        Ok(guard)
     }
 
     #[cold]
-    fn wait_for_change<'a>(&'a self, mut guard: SpinGuard<'a, Slot<T>>) -> SpinGuard<'a, Slot<T>> {
+    fn wait_for_change<'a>(
+        &'a self,
+        mut guard: SpinGuard<'a, Slot<T>>,
+    ) -> Result<SpinGuard<'a, Slot<T>>, Inherited> {
         while guard.is_paused {
             drop(guard);
-            drop(lock_unpoisoned(&self.changing));
-            guard = self.value.lock();
+            drop(self.changing.lock()?);
+            guard = self.value.lock()?;
         }
-        guard
+        Ok(guard)
     }
 
     /// Blocks other threads from the value until the result is dropped, without spinning.
-    pub fn pause(&self) -> Pause<'_, T> {
-        let changing = lock_unpoisoned(&self.changing);
-        self.value.lock().is_paused = true;
-        Pause {
+    ///
+    /// # Errors
+    /// As [`Self::lock`].
+    pub fn pause(&self) -> Result<Pause<'_, T>, Inherited> {
+        let changing = self.changing.lock()?;
+        self.value.lock()?.is_paused = true;
+        Ok(Pause {
             of: self,
             _changing: changing,
-        }
+        })
     }
 }
 
@@ -89,8 +98,11 @@ pub(crate) struct Pause<'a, T> {
 
 impl<T> Pause<'_, T> {
     /// Replaces or inspects the value.
-    pub fn with_value<R>(&mut self, change: impl FnOnce(&mut T) -> R) -> R {
-        change(&mut self.of.value.lock().value)
+    ///
+    /// # Errors
+    /// As [`Pausable::lock`].
+    pub fn with_value<R>(&mut self, change: impl FnOnce(&mut T) -> R) -> Result<R, Inherited> {
+        Ok(change(&mut self.of.value.lock()?.value))
     }
 }
 
@@ -98,7 +110,9 @@ impl<T> Drop for Pause<'_, T> {
     fn drop(&mut self) {
         // Cleared before `changing` is released: a thread that waits for `changing` then finds the
         // value in use again.
-        self.of.value.lock().is_paused = false;
+        if let Ok(mut slot) = self.of.value.lock() {
+            slot.is_paused = false;
+        }
     }
 }
 
@@ -112,19 +126,19 @@ mod tests {
         let ring = Pausable::new(1);
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
-            let mut pause = ring.pause();
+            let mut pause = ring.pause().unwrap();
             let user = scope.spawn(|| {
                 tell.send(()).unwrap();
-                **ring.lock()
+                **ring.lock().unwrap()
             });
             told.recv().unwrap();
-            pause.with_value(|value| *value = 2);
+            pause.with_value(|value| *value = 2).unwrap();
             assert!(!user.is_finished());
-            pause.with_value(|value| *value = 3);
+            pause.with_value(|value| *value = 3).unwrap();
             drop(pause);
             assert_eq!(user.join().unwrap(), 3);
         });
-        assert_eq!(**ring.lock(), 3);
+        assert_eq!(**ring.lock().unwrap(), 3);
     }
 
     #[test]
@@ -134,15 +148,15 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        let mut pause = ring.pause();
-                        let seen = pause.with_value(|value| *value);
-                        pause.with_value(|value| *value = seen + 1);
+                        let mut pause = ring.pause().unwrap();
+                        let seen = pause.with_value(|value| *value).unwrap();
+                        pause.with_value(|value| *value = seen + 1).unwrap();
                         drop(pause);
-                        let _ = **ring.lock();
+                        let _ = **ring.lock().unwrap();
                     }
                 });
             }
         });
-        assert_eq!(**ring.lock(), 2000);
+        assert_eq!(**ring.lock().unwrap(), 2000);
     }
 }

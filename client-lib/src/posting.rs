@@ -34,7 +34,7 @@ impl Qp {
         }
         Ok(SendPosting {
             qp: self,
-            sq: Some(self.0.sq.lock()),
+            sq: Some(self.0.sq.lock()?),
             pushed: false,
         })
     }
@@ -50,7 +50,7 @@ impl Qp {
         }
         Ok(ReceivePosting {
             qp: self,
-            rq: Some(self.0.rq.lock()),
+            rq: Some(self.0.rq.lock()?),
         })
     }
 
@@ -195,11 +195,11 @@ impl Srq {
     /// Begins a list of receive work requests; otherwise as [`Qp::start_sending`].
     #[doc(hidden)]
     #[inline]
-    pub fn start_receiving(&self) -> SharedReceivePosting<'_> {
-        SharedReceivePosting {
+    pub fn start_receiving(&self) -> Result<SharedReceivePosting<'_>, Error> {
+        Ok(SharedReceivePosting {
             max_sge: self.0.max_sge,
-            ring: self.0.ring.lock(),
-        }
+            ring: self.0.ring.lock()?,
+        })
     }
 }
 

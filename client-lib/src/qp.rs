@@ -3,6 +3,7 @@
 use crate::cq::LostRequests;
 use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::finished::{Finished, Progress, ReceiveCounts, SendCounts};
+use crate::locking::Inherited;
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{
@@ -160,14 +161,18 @@ impl LostRequests for QpInner {
         };
         if self.send_cq.id() == cq {
             let (credit, done) = (&self.credit, self.watch.wr_done());
-            let mut sends = self.sq.lock();
+            let Ok(mut sends) = self.sq.lock() else {
+                return;
+            };
             sends
                 .places
                 .flush(credit, done, |wr_id| push(wr_id, WcOpcode::SEND));
         }
         // Requests of a shared receive queue are not assigned to a queue pair yet.
         if self.recv_cq.id() == cq && self.srq.is_none() {
-            let mut receives = self.rq.lock();
+            let Ok(mut receives) = self.rq.lock() else {
+                return;
+            };
             receives
                 .places
                 .flush(&self.credit, |wr_id| push(wr_id, WcOpcode::RECV));
@@ -175,28 +180,36 @@ impl LostRequests for QpInner {
     }
 }
 
+impl QpInner {
+    /// Checks whether every completion is polled, so that no more can come. (Requests that the worker
+    /// counts as finished may still complete.)
+    fn is_idle(&self) -> Result<bool, Inherited> {
+        let done = self.watch.wr_done();
+        Ok(self.srq.is_none()
+            && self.sq.lock()?.places.is_idle(&self.credit, done)
+            && self.rq.lock()?.places.is_idle(&self.credit))
+    }
+}
+
 impl Drop for QpInner {
     fn drop(&mut self) {
+        // In a child of fork(2) the queue pair is that of the parent.
+        let Ok(is_idle) = self.is_idle() else {
+            return;
+        };
         let qp_num = self.granted_limits.qp_num;
         let destroy = DestroyQp {
             qp_num,
             reserved: 0,
         };
-        // If every completion is polled, no more can come. (Requests that the worker counts as
-        // finished may still complete.)
-        let done = self.watch.wr_done();
-        let is_idle = self.srq.is_none()
-            && self.sq.lock().places.is_idle(&self.credit, done)
-            && self.rq.lock().places.is_idle(&self.credit);
         let ctx = self.pd.ctx();
-        if ctx.check_process().is_err() {
-            return;
-        }
         // The number is reused by a later queue pair, for which no old state may remain. It cannot
         // have the number before the request is sent.
         let queues = [&self.send_cq, &self.recv_cq];
         for cq in queues {
-            let mut polling = cq.polling_state().lock();
+            let Ok(mut polling) = cq.polling_state().lock() else {
+                return;
+            };
             polling.credits.detach_qp(qp_num);
             polling.queue_pairs.remove(&qp_num);
             if !is_idle {
@@ -294,7 +307,7 @@ impl Pd {
             let watch = sq.new_watch(region.clone(), at)?;
             self.ctx().discard_stale_completions(reply.qp_num);
             for cq in [send_cq, recv_cq] {
-                let mut polling = cq.polling_state().lock();
+                let mut polling = cq.polling_state().lock()?;
                 polling.credits.attach_qp(reply.qp_num, &credit);
             }
             Ok((region, sq, rq, watch))
@@ -328,7 +341,7 @@ impl Pd {
         });
         for cq in [send_cq, recv_cq] {
             let weak: Weak<QpInner> = Arc::downgrade(&queue_pair);
-            let mut polling = cq.polling_state().lock();
+            let mut polling = cq.polling_state().lock()?;
             polling.queue_pairs.insert(reply.qp_num, weak);
         }
         Ok(Qp(queue_pair))
@@ -424,7 +437,8 @@ impl Qp {
 
     /// Number of unfinished send work requests.
     pub fn outstanding_sends(&self) -> u32 {
-        self.0.sq.lock().ring.count_outstanding()
+        let sends = self.0.sq.lock();
+        sends.map_or(0, |sends| sends.ring.count_outstanding())
     }
 
     /// Moves the QP to the error state: outstanding work requests are flushed.
@@ -474,19 +488,19 @@ impl Qp {
     /// emptied, unpolled completions are removed, and the QP can be connected again. Posting waits
     /// meanwhile.
     pub fn reset(&self) -> Result<(), Error> {
-        let mut send = self.0.sq.pause();
-        let mut receive = self.0.rq.pause();
+        let mut send = self.0.sq.pause()?;
+        let mut receive = self.0.rq.pause()?;
         send.with_value(|posting| {
             if let Some(counts) = &mut posting.places.counts {
                 counts.advance(self.0.send_progress());
             }
-        });
+        })?;
         receive.with_value(|posting| {
             let progress = self.0.receive_progress(&posting.ring);
             if let Some(counts) = &mut posting.places.counts {
                 counts.advance(progress);
             }
-        });
+        })?;
         self.0.pd.ctx().call_daemon(&ModifyQp {
             qp_num: self.qp_num(),
             state: QpState::Idle as u32,
@@ -495,7 +509,7 @@ impl Qp {
         })?;
         let (sends, receives) = map_rings(&self.0.region, &self.0.granted_limits)?;
         for cq in [&self.0.send_cq, &self.0.recv_cq] {
-            cq.polling_state().lock().purge_qp(self.qp_num());
+            cq.polling_state().lock()?.purge_qp(self.qp_num());
         }
         self.allow_early_sends(false);
         let (granted, credit) = (&self.0.granted_limits, &self.0.credit);
@@ -504,13 +518,13 @@ impl Qp {
             let counts = posting.places.counts.take();
             posting.places = SendPlaces::new(granted.max_send_wr, credit);
             posting.places.counts = counts.map(SendCounts::restart);
-        });
+        })?;
         receive.with_value(|posting| {
             posting.ring = receives;
             let counts = posting.places.counts.take();
             posting.places = ReceivePlaces::new(granted.max_recv_wr, credit);
             posting.places.counts = counts.map(ReceiveCounts::restart);
-        });
+        })?;
         Ok(())
     }
 
@@ -569,7 +583,7 @@ impl Qp {
                 reason: "this siwd does not count finished work requests: update it".into(),
             });
         }
-        let mut sends = self.0.sq.lock();
+        let mut sends = self.0.sq.lock()?;
         if sends.places.counts.is_none() {
             if sends.ring.count_outstanding() != 0 {
                 return Err(Error::Invalid(
@@ -579,7 +593,7 @@ impl Qp {
             sends.places.counts = Some(SendCounts::new(self.0.watch.wr_done()));
         }
         drop(sends);
-        let mut receives = self.0.rq.lock();
+        let mut receives = self.0.rq.lock()?;
         if receives.places.counts.is_none() {
             let done = receives.ring.wr_done();
             receives.places.counts = Some(ReceiveCounts::new(done));
@@ -590,14 +604,18 @@ impl Qp {
     /// Work requests that have finished since [`Self::start_counting`]; all zero before it. Makes no
     /// system call. Receives are counted modulo 2^32 between two calls.
     pub fn finished(&self) -> Finished {
-        let mut sends = self.0.sq.lock();
         let mut finished = Finished::default();
+        let Ok(mut sends) = self.0.sq.lock() else {
+            return finished;
+        };
         if let Some(counts) = &mut sends.places.counts {
             counts.advance(self.0.send_progress());
             finished = counts.totals;
         }
         drop(sends);
-        let mut receives = self.0.rq.lock();
+        let Ok(mut receives) = self.0.rq.lock() else {
+            return finished;
+        };
         let progress = self.0.receive_progress(&receives.ring);
         if let Some(counts) = &mut receives.places.counts {
             counts.advance(progress);

@@ -1,8 +1,8 @@
 //! Destructors that have to wait for the daemon, on a thread.
 
-use crate::locking::lock_unpoisoned;
+use crate::locking::ProcessMutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 
 type Release = Box<dyn FnOnce() + Send>;
 
@@ -12,7 +12,7 @@ pub(crate) struct Releaser(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    waiting: Mutex<Waiting>,
+    waiting: ProcessMutex<Waiting>,
     /// The thread has ended.
     ended: Condvar,
 }
@@ -26,7 +26,10 @@ struct Waiting {
 impl Releaser {
     /// Runs `call` on the thread; the caller waits for it only if no thread can be started.
     pub(crate) fn run(&self, call: Release) {
-        let mut waiting = lock_unpoisoned(&self.0.waiting);
+        // A child of fork(2) has no thread, and nothing to free.
+        let Ok(mut waiting) = self.0.waiting.lock() else {
+            return;
+        };
         waiting.calls.push_back(call);
         if waiting.has_thread {
             return;
@@ -42,7 +45,9 @@ impl Releaser {
 
     /// Waits until the calls so far have been run.
     pub(crate) fn finish(&self) {
-        let waiting = lock_unpoisoned(&self.0.waiting);
+        let Ok(waiting) = self.0.waiting.lock() else {
+            return;
+        };
         let has_thread = |waiting: &mut Waiting| waiting.has_thread;
         let ended = self.0.ended.wait_while(waiting, has_thread);
         drop(ended.unwrap_or_else(PoisonError::into_inner));
@@ -52,7 +57,9 @@ impl Releaser {
 fn run_waiting(shared: &Shared) {
     loop {
         let next = {
-            let mut waiting = lock_unpoisoned(&shared.waiting);
+            let Ok(mut waiting) = shared.waiting.lock() else {
+                return;
+            };
             let next = waiting.calls.pop_front();
             waiting.has_thread &= next.is_some();
             next

@@ -129,7 +129,9 @@ impl Srq {
     /// system call.
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostError> {
-        let mut posting = self.start_receiving();
+        let mut posting = self
+            .start_receiving()
+            .map_err(|error| PostError { index: 0, error })?;
         for (index, wr) in list.iter().enumerate() {
             posting
                 .push(wr)
@@ -160,10 +162,10 @@ impl Srq {
             limit: 0,
         };
         // The posted requests move: none may be posted into the old ring once the daemon has begun.
-        let mut pause = self.0.ring.pause();
+        let mut pause = self.0.ring.pause()?;
         let ctx = self.0.pd.ctx();
         let (_, new) = ctx.replace_queue(&resize, |reply| reply.mem, map_producer)?;
-        pause.with_value(|ring| *ring = new);
+        pause.with_value(|ring| *ring = new)?;
         Ok(())
     }
 

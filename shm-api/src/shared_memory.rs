@@ -415,6 +415,12 @@ impl SharedMemory {
         self.ptr.as_ptr() as usize
     }
 
+    /// Closes the memfd, for memory that is not sent to a peer: it stays mapped.
+    pub fn without_descriptor(mut self) -> SharedMemory {
+        self.memfd = None;
+        self
+    }
+
     /// The memfd, for sending to a peer; `None` for anonymous memory.
     pub fn memfd(&self) -> Option<BorrowedFd<'_>> {
         self.memfd.as_ref().map(AsFd::as_fd)

@@ -1,17 +1,26 @@
 //! Network interfaces for the devices of siwd (getifaddrs(3)), after those of the kernel.
 
 use crate::devices::{DeviceAddress, device_addresses, read_address};
+use crate::fork_lock::ForkLock;
 use crate::next::libc_calls;
 use libc::{ifaddrs, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_ll, socklen_t};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr::null_mut;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, MutexGuard};
 
 /// Entries appended to a list of the C library, by the address of the list's head.
-static ADDED: LazyLock<Mutex<HashMap<usize, Box<[InterfaceEntry]>>>> =
-    LazyLock::new(Mutex::default);
+static ADDED: LazyLock<ForkLock<HashMap<usize, Box<[InterfaceEntry]>>>> =
+    LazyLock::new(|| ForkLock::new(hold_added, release_added));
+
+unsafe extern "C" fn hold_added() {
+    ADDED.hold();
+}
+
+unsafe extern "C" fn release_added() {
+    ADDED.release();
+}
 
 /// Flags of the interfaces, which are always up.
 pub const FLAGS: c_int =
@@ -133,7 +142,7 @@ fn device_entries() -> Box<[InterfaceEntry]> {
 }
 
 fn lock_added() -> MutexGuard<'static, HashMap<usize, Box<[InterfaceEntry]>>> {
-    ADDED.lock().unwrap_or_else(PoisonError::into_inner)
+    ADDED.lock()
 }
 
 #[unsafe(export_name = "getifaddrs")]

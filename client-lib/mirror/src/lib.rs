@@ -9,6 +9,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `imports.rs` (of `siw-preload`), `next.rs` | the functions of the C library and of the drop-in library |
+//! | `fork_lock.rs` (of `siw-preload`) | state that a child of fork(2) goes on using |
 //! | `devices.rs` | siwd's addresses, and the loopback address for each |
 //! | `sockets.rs` | binding, connecting and sending |
 //! | `interfaces.rs`, `interface_requests.rs` | getifaddrs(3); ioctl(2), if_nametoindex(3) |
@@ -17,6 +18,8 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod devices;
+#[path = "../../preload/src/fork_lock.rs"]
+mod fork_lock;
 #[path = "../../preload/src/imports.rs"]
 mod imports;
 mod interface_requests;

@@ -1,14 +1,24 @@
 //! Converts a kernel socket to an rsocket: creates one with the same options, and moves it to the
 //! number of the descriptor.
 
+use crate::fork_lock::ForkLock;
 use crate::next::{libc_calls, rsockets};
 use libc::socklen_t;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, MutexGuard};
 
 /// Descriptors of TCP sockets of the kernel that may become rsockets.
-static CANDIDATES: LazyLock<Mutex<HashMap<c_int, Candidate>>> = LazyLock::new(Mutex::default);
+static CANDIDATES: LazyLock<ForkLock<HashMap<c_int, Candidate>>> =
+    LazyLock::new(|| ForkLock::new(hold_candidates, release_candidates));
+
+unsafe extern "C" fn hold_candidates() {
+    CANDIDATES.hold();
+}
+
+unsafe extern "C" fn release_candidates() {
+    CANDIDATES.release();
+}
 
 /// A descriptor of such a socket.
 #[derive(Default)]
@@ -27,7 +37,7 @@ struct EpollMembership {
 }
 
 fn lock_candidates() -> MutexGuard<'static, HashMap<c_int, Candidate>> {
-    CANDIDATES.lock().unwrap_or_else(PoisonError::into_inner)
+    CANDIDATES.lock()
 }
 
 /// Checks whether the descriptor is an rsocket.
@@ -80,7 +90,8 @@ pub fn remove_socket(fd: c_int) {
 /// Checks for a socket whose kind is not decided. The number may belong to another file by now, if
 /// the socket was closed by the C library itself or by a system call.
 pub fn is_candidate(fd: c_int) -> bool {
-    lock_candidates().contains_key(&fd) && is_tcp_socket(fd)
+    let is_known = lock_candidates().contains_key(&fd);
+    is_known && is_tcp_socket(fd)
 }
 
 fn is_tcp_socket(fd: c_int) -> bool {

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `imports.rs`, `next.rs` | the functions of the C library, and those of rsockets |
 //! | `convert.rs` | conversion of a socket to an rsocket |
+//! | `fork_lock.rs` | state that a child of fork(2) goes on using |
 //! | `dispatch.rs` | calls that both have, with the same arguments |
 //! | `sockets.rs`, `transfer.rs`, `wait.rs` | the calls |
 //! | `stdio.rs` | streams of the C library, and its ways to close descriptors |
@@ -17,6 +18,7 @@
 
 mod convert;
 mod dispatch;
+mod fork_lock;
 mod imports;
 mod next;
 mod sockets;

@@ -10,16 +10,20 @@ use std::ffi::c_int;
 #[cfg(debug_assertions)]
 mod live {
     use crate::Error;
-    use crate::locking::lock_unpoisoned;
+    use crate::locking::ProcessMutex;
     use std::any::TypeId;
     use std::collections::HashMap;
-    use std::sync::{LazyLock, Mutex};
+    use std::sync::LazyLock;
 
-    /// Types of the live handles by address.
-    static LIVE: LazyLock<Mutex<HashMap<usize, TypeId>>> = LazyLock::new(Mutex::default);
+    /// Types of the live handles by address. A child of fork(2) checks none: another thread of its
+    /// parent may have been changing the table.
+    static LIVE: LazyLock<ProcessMutex<HashMap<usize, TypeId>>> =
+        LazyLock::new(ProcessMutex::default);
 
     pub fn insert<T: 'static>(handle: *mut T) {
-        lock_unpoisoned(&LIVE).insert(handle as usize, TypeId::of::<T>());
+        if let Ok(mut live) = LIVE.lock() {
+            live.insert(handle as usize, TypeId::of::<T>());
+        }
     }
 
     fn check_in<T: 'static>(live: &HashMap<usize, TypeId>, handle: *const T) -> Result<(), Error> {
@@ -31,12 +35,14 @@ mod live {
     }
 
     pub fn check<T: 'static>(handle: *const T) -> Result<(), Error> {
-        check_in(&lock_unpoisoned(&LIVE), handle)
+        LIVE.lock().map_or(Ok(()), |live| check_in(&live, handle))
     }
 
     /// Removes it under one lock: of two threads that destroy a handle, one gets an error.
     pub fn remove<T: 'static>(handle: *const T) -> Result<(), Error> {
-        let mut live = lock_unpoisoned(&LIVE);
+        let Ok(mut live) = LIVE.lock() else {
+            return Ok(());
+        };
         check_in(&live, handle)?;
         live.remove(&(handle as usize));
         Ok(())
@@ -145,7 +151,7 @@ pub(super) unsafe fn free_handle<T: 'static>(handle: *mut T) {
     match unsafe { take_handle(handle) } {
         Ok(object) => drop(object),
         Err(error) => {
-            eprintln!("libsiw: destruction of {handle:p}: {error}");
+            crate::print_line(format_args!("libsiw: destruction of {handle:p}: {error}"));
             std::process::abort();
         }
     }

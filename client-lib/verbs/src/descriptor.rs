@@ -2,14 +2,19 @@
 //! daemon's socket: like the kernel's descriptors of events it is never writable, and programs that wait
 //! for both do not spin.
 
+use crate::mark::Mark;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 
 /// A descriptor that is readable while one of its sources is.
 pub struct EventDescriptor {
-    epoll: OwnedFd,
+    epoll: ManuallyDrop<OwnedFd>,
+    /// Mark of the open file: the program can close the number and give it to another file.
+    mark: Mark,
 }
 
 impl EventDescriptor {
@@ -20,7 +25,10 @@ impl EventDescriptor {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&epoll, source, data, epoll::EventFlags::IN)?;
         }
-        Ok(EventDescriptor { epoll })
+        let mark = Mark::next();
+        mark.set(epoll.as_raw_fd());
+        let epoll = ManuallyDrop::new(epoll);
+        Ok(EventDescriptor { epoll, mark })
     }
 
     /// Its number.
@@ -28,9 +36,21 @@ impl EventDescriptor {
         self.epoll.as_raw_fd()
     }
 
+    /// Checks that the number still belongs to this descriptor.
+    ///
+    /// # Errors
+    /// EBADF: the program has closed it.
+    pub fn check_open(&self) -> Result<(), Errno> {
+        if Mark::of(self.number()) == Some(self.mark) {
+            Ok(())
+        } else {
+            Err(Errno::BADF)
+        }
+    }
+
     /// True if the program has set O_NONBLOCK.
     pub fn is_nonblocking(&self) -> bool {
-        fcntl_getfl(&self.epoll).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+        fcntl_getfl(&*self.epoll).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
 
     /// Removes a source, after which it no longer makes the descriptor readable. The socket of a daemon that has ended stays readable, so
@@ -38,7 +58,18 @@ impl EventDescriptor {
     /// readable, and reading them fails with EIO. In a child of fork(2) it would change the parent's.
     pub fn silence(&self, source: BorrowedFd<'_>) {
         // It fails if that was done before.
-        let _ = epoll::delete(&self.epoll, source);
+        if self.check_open().is_ok() {
+            let _ = epoll::delete(&*self.epoll, source);
+        }
+    }
+}
+
+impl Drop for EventDescriptor {
+    fn drop(&mut self) {
+        if self.check_open().is_ok() {
+            // SAFETY: dropped once; the object is not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.epoll) };
+        }
     }
 }
 

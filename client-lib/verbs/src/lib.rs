@@ -8,7 +8,7 @@
 //! | `ibverbs/` | libibverbs: thin C objects around those of the crate `siw` |
 //! | `rdmacm/` | librdmacm: rdma_cm |
 //! | `rsockets/` | librdmacm: rsockets |
-//! | `descriptor.rs` | descriptors of events |
+//! | `descriptor.rs`, `mark.rs` | descriptors of events; marks that tell open files apart |
 //! | `memory_calls.rs` | overrides madvise(2) and mremap(2) |
 //! | `per_process.rs` | state that a child of fork(2) does not share |
 //! | `mirror.rs` | addresses of devices, for the library that `siwrun` preloads |
@@ -24,6 +24,7 @@ mod abi;
 mod descriptor;
 mod export;
 mod ibverbs;
+mod mark;
 mod memory_calls;
 mod mirror;
 mod per_process;

@@ -66,7 +66,7 @@ pub fn end_call(interrupted: Option<CurrentCall>) {
 #[cold]
 pub fn log_failure(call: &str, reason: &dyn std::fmt::Display) {
     if logs_failures() {
-        eprintln!("siw-verbs: {call}: {reason}");
+        siw::print_line(format_args!("siw-verbs: {call}: {reason}"));
         let name = CURRENT.get().name;
         CURRENT.set(CurrentCall {
             name,

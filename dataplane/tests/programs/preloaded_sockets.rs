@@ -246,6 +246,18 @@ fn run_preloaded(source: &str) -> String {
     Program::start(&daemon, &line).succeed()
 }
 
+#[test]
+fn children_do_not_wait_for_threads_of_their_parent() {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/forked_sockets.c");
+    let (program, _) = compile(&daemon, &source);
+    let said = Program::start(&daemon, &format!("--rsockets {}", program.display())).succeed();
+    assert!(said.contains("done"), "{said}");
+}
+
 /// The ways in which a program gives up a number; the last ones do not pass through the library.
 const CLOSED_NUMBERS: &str = r#"
 static int release(int way, int number)

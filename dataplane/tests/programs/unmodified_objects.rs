@@ -2,6 +2,7 @@
 //! contexts, across fork(2), with descriptors in the program's own modes, and without privilege.
 //! The C programs are in `dataplane/tests/programs/` and run by `siwrun`.
 
+use crate::common::c_programs::run_to_done;
 use crate::common::programs::{Program, is_installed};
 use crate::common::{Daemon, LOOPBACK};
 use std::io::Write;
@@ -61,6 +62,23 @@ fn children_have_their_own_memory_with_fork_init_and_without() {
         let said = run(&daemon, &format!("{} {way}", program.display()));
         assert!(said.contains("unneeded: three children"), "{way}: {said}");
     }
+}
+
+#[test]
+fn children_do_not_wait_for_threads_of_their_parent() {
+    run_to_done("inherited_objects", "");
+}
+
+#[test]
+fn programs_may_close_or_replace_descriptors_that_they_did_not_open() {
+    for way in ["close", "range", "dup", "closeall"] {
+        run_to_done("closed_descriptors", way);
+    }
+}
+
+#[test]
+fn a_program_with_few_descriptors_gets_the_error_of_the_limit() {
+    run_to_done("closed_descriptors", "few");
 }
 
 #[test]

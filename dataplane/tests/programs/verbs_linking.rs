@@ -250,3 +250,33 @@ fn no_function_of_the_c_interface_lets_a_panic_out() {
     assert!(files.len() > 40, "{files:?}");
     assert!(unguarded.is_empty(), "{unguarded:#?}");
 }
+
+/// The locks of `client-lib/src/locking.rs` know their process. Another one that a thread holds at fork(2)
+/// would block the child for ever, except in state that a child does not share (`PerProcess`) or that
+/// the handlers of fork(2) keep usable (`client-lib/src/app_memory/`).
+#[test]
+fn every_lock_of_the_libraries_knows_its_process() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client-lib");
+    let mut files = Vec::new();
+    for folder in ["src", "verbs/src"] {
+        rust_files(&root.join(folder), &mut files);
+    }
+    let exempt = ["src/locking.rs", "src/app_memory", "verbs/src/bin"].map(|path| root.join(path));
+    files.retain(|path| !exempt.iter().any(|exempt| path.starts_with(exempt)));
+    let types = ["Mutex<", "RwLock<", "SpinLock<", "ReentrantLock<"];
+    let mut others = Vec::new();
+    for path in &files {
+        let text = std::fs::read_to_string(path).unwrap();
+        for line in text.lines() {
+            let line = line
+                .replace("ProcessMutex<", "")
+                .replace("ProcessSpinLock<", "");
+            let is_lock = types.iter().any(|kind| line.contains(kind));
+            if is_lock && !line.contains("PerProcess<") {
+                others.push(format!("{}: {line}", path.display()));
+            }
+        }
+    }
+    assert!(files.len() > 80, "{files:?}");
+    assert!(others.is_empty(), "{others:#?}");
+}

@@ -10,11 +10,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
-use siw::{CompletionChannel, Error};
+use siw::{CompletionChannel, Error, ProcessMutex};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 /// Looks at the first event and leaves it in the stream.
@@ -31,7 +31,7 @@ pub struct ChannelObject {
 pub struct SharedChannel {
     channel: Arc<CompletionChannel>,
     descriptor: EventDescriptor,
-    queues: Mutex<ChannelQueues>,
+    queues: ProcessMutex<ChannelQueues>,
     /// The program has destroyed the channel, perhaps while a thread waits.
     is_destroyed: AtomicBool,
 }
@@ -72,7 +72,7 @@ impl ChannelObject {
 
 impl SharedChannel {
     fn lock_queues(&self) -> MutexGuard<'_, ChannelQueues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock_or_end_call()
     }
 
     /// The object of the client library.
@@ -219,7 +219,7 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
             shared: Arc::new(SharedChannel {
                 channel,
                 descriptor,
-                queues: Mutex::default(),
+                queues: ProcessMutex::default(),
                 is_destroyed: AtomicBool::new(false),
             }),
         }))

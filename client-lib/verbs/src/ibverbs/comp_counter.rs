@@ -5,9 +5,9 @@
 use super::context::{ContextObject, is_inherited};
 use crate::abi::*;
 use crate::status::{fail_errno, pointer_of};
-use siw::{Error, Outcomes, Qp};
+use siw::{Error, Outcomes, ProcessMutex, Qp};
 use std::ffi::c_int;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 /// `struct ibv_comp_cntr`
 #[repr(C)]
@@ -57,7 +57,7 @@ const SUPPORTED_OPS: u32 = OP_SEND | OP_RECV | OP_READ | OP_WRITE;
 #[repr(C)]
 pub struct CounterObject {
     abi: CompCounterAbi,
-    state: Mutex<CounterState>,
+    state: ProcessMutex<CounterState>,
 }
 
 /// A counter that is attached to a queue pair, with the operations that it counts.
@@ -136,7 +136,7 @@ impl CounterObject {
     }
 
     fn lock(&self) -> MutexGuard<'_, CounterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_or_end_call()
     }
 
     /// Counts operations of a queue pair from now on. `attached`: its counters; `is_new`: it is in one of the
@@ -240,7 +240,7 @@ pub unsafe fn create(context: *mut ibv_context, init: *mut CounterInit) -> *mut 
         let handle = unsafe { ContextObject::from_abi(context) }.next_counter();
         Box::new(CounterObject {
             abi: CompCounterAbi { context, handle },
-            state: Mutex::default(),
+            state: ProcessMutex::default(),
         })
     });
     pointer_of("ibv_create_comp_cntr", created).cast()

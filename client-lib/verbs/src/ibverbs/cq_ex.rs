@@ -4,34 +4,20 @@
 use super::cq::{CqObject, create, to_imm_data, to_wc_flags};
 use crate::abi::*;
 use crate::status::{null_with, pointer_of};
-use siw::{Error, Wc};
+use siw::{BracketLock, Error, Wc};
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The completion found by `ibv_start_poll` or `ibv_next_poll`. It belongs to one thread from a
 /// successful start to the end of polling.
 #[derive(Default)]
 pub struct Current {
-    locked: AtomicBool,
+    lock: BracketLock,
     completion: UnsafeCell<Wc>,
 }
 
-// SAFETY: only the thread that set `locked` accesses the completion.
+// SAFETY: only the thread that has the lock accesses the completion.
 unsafe impl Sync for Current {}
-
-impl Current {
-    fn lock(&self) {
-        // Pairs with the Release in `unlock`.
-        while self.locked.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-    }
-
-    fn unlock(&self) {
-        self.locked.store(false, Ordering::Release);
-    }
-}
 
 /// Completion fields that a queue can be created with.
 const SUPPORTED: u64 = (IBV_WC_EX_WITH_BYTE_LEN
@@ -147,11 +133,11 @@ unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     }
     // SAFETY: a completion queue of this library.
     let queue = unsafe { CqObject::from_abi(cq.cast()) };
-    queue.current.lock();
+    queue.current.lock.lock_or_end_call();
     // SAFETY: locked.
     let status = unsafe { take_next(cq) };
     if status != 0 {
-        queue.current.unlock();
+        queue.current.lock.unlock();
     }
     status
 }
@@ -163,7 +149,10 @@ unsafe fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 
 unsafe fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: a completion queue of this library.
-    unsafe { CqObject::from_abi(cq.cast()) }.current.unlock();
+    unsafe { CqObject::from_abi(cq.cast()) }
+        .current
+        .lock
+        .unlock();
 }
 
 /// # Safety

@@ -3,10 +3,9 @@
 use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_device};
 use crate::per_process::PerProcess;
 use crate::status::{fail_with, null_with};
-use siw::{Context, DeviceInfo, Error};
+use siw::{Context, DeviceInfo, Error, ProcessMutex};
 use siw_shm::device_identity::node_guid;
 use std::ffi::{c_char, c_int};
-use std::sync::{Mutex, PoisonError};
 
 /// A device as programs see it. It is never freed, because a program may use it as long as one of
 /// its contexts is open; there is one object per device of the daemon.
@@ -22,7 +21,7 @@ unsafe impl Sync for DeviceObject {}
 unsafe impl Send for DeviceObject {}
 
 /// All devices ever listed.
-static SEEN: PerProcess<Mutex<Vec<&'static DeviceObject>>> = PerProcess::new();
+static SEEN: PerProcess<ProcessMutex<Vec<&'static DeviceObject>>> = PerProcess::new();
 
 /// Copies text into a C field, truncated if too long.
 pub fn copy_text(field: &mut [c_char], text: &str) {
@@ -39,7 +38,7 @@ pub fn copy_text(field: &mut [c_char], text: &str) {
 impl DeviceObject {
     /// Returns the device with that description, the same object each time.
     pub fn find_or_add(info: &DeviceInfo) -> &'static DeviceObject {
-        let mut seen = SEEN.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = SEEN.get().lock_or_end_call();
         if let Some(device) = seen.iter().find(|device| device.info.is_same_device(info)) {
             return device;
         }
@@ -106,7 +105,7 @@ pub unsafe fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
         Err(error) => {
             fail_with("ibv_get_device_list", &error);
             if matches!(error, Error::Open { .. }) {
-                eprintln!("siw-verbs: {error}");
+                siw::print_line(format_args!("siw-verbs: {error}"));
             }
             return std::ptr::null_mut();
         }

@@ -6,10 +6,9 @@ use super::pd::PdObject;
 use crate::abi::*;
 use crate::memory_calls;
 use crate::status::{errno_of, fail_errno, fail_with, null_with, pointer_of};
-use siw::{Access, AppMr, Error};
+use siw::{Access, AppMr, Error, ProcessMutex};
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::sync::{Mutex, PoisonError};
 
 /// A memory region as programs see it.
 #[repr(C)]
@@ -18,7 +17,7 @@ pub struct MrObject {
     /// Address of the region for peers and work requests.
     iova: u64,
     /// None only if a change of the region failed after it was deregistered.
-    region: Mutex<Option<AppMr>>,
+    region: ProcessMutex<Option<AppMr>>,
 }
 
 /// Checks the access flags, and removes optional ones that have no meaning here.
@@ -92,7 +91,7 @@ unsafe fn create(
                 rkey: region.rkey(),
             },
             iova,
-            region: Mutex::new(Some(region)),
+            region: ProcessMutex::new(Some(region)),
         }))
     });
     pointer_of("ibv_reg_mr", created).cast()
@@ -183,7 +182,7 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let object: *mut MrObject = mr.cast();
     // SAFETY: a region of this library.
     let (pd, region) = unsafe { ((*mr).pd, &(*object).region) };
-    let mut region = region.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut region = region.lock_or_end_call();
     if let Some(Err(failed)) = region.take().map(AppMr::dereg) {
         *region = Some(failed.object);
         return fail_with("ibv_dereg_mr", &failed.error);
@@ -227,7 +226,7 @@ pub unsafe fn rereg_mr(
     // SAFETY: a region of this library.
     let (abi, iova_of_region, region) =
         unsafe { (&mut *mr, &mut (*object).iova, &(*object).region) };
-    let mut region = region.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut region = region.lock_or_end_call();
     // SAFETY: protection domains of this library.
     let (old_pd, new_pd) = unsafe {
         let old = PdObject::from_abi(abi.pd);

@@ -1,8 +1,8 @@
 //! The objects of a context, by the numbers in asynchronous events.
 
 use crate::abi::{ibv_cq, ibv_qp, ibv_srq};
+use siw::ProcessMutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 /// Queue pairs, completion queues and shared receive queues of a context.
 #[derive(Default)]
@@ -16,7 +16,7 @@ pub struct Objects {
 }
 
 /// Objects by number. Each is removed before it is freed.
-pub struct Table<T>(Mutex<HashMap<u32, Pointer<T>>>);
+pub struct Table<T>(ProcessMutex<HashMap<u32, Pointer<T>>>);
 
 struct Pointer<T>(*mut T);
 
@@ -26,26 +26,26 @@ unsafe impl<T> Send for Pointer<T> {}
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Table(Mutex::default())
+        Table(ProcessMutex::default())
     }
 }
 
 impl<T> Table<T> {
     /// Adds an object, which gets the events with the number.
     pub fn insert(&self, number: u32, object: *mut T) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock_or_end_call();
         all.insert(number, Pointer(object));
     }
 
     /// Removes an object, which gets no more events.
     pub fn remove(&self, number: u32) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock_or_end_call();
         all.remove(&number);
     }
 
     /// Calls `with` for the object, which is not freed meanwhile.
     pub fn find<R>(&self, number: u32, with: impl FnOnce(*mut T) -> R) -> Option<R> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock_or_end_call();
         // `remove` takes the lock before the object is freed.
         all.get(&number).map(|found| with(found.0))
     }

@@ -28,7 +28,8 @@ pub fn new_context(
 /// Creates a context on a connection of its own to the daemon, which must still have `device`: another one
 /// of the same name has another index.
 fn open_context(device: &'static DeviceObject) -> Result<Box<ContextObject>, Error> {
-    let client = Context::open(None)?;
+    let mut client = Context::open(None)?;
+    client.hide_descriptors();
     client.wait_in_destructors();
     let found = client.device_by_name(&device.info().name)?;
     if found.index != device.info().index {

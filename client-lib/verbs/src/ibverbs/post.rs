@@ -312,7 +312,14 @@ pub unsafe fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: a shared receive queue of this library.
-    let mut posting = unsafe { SrqObject::from_abi(srq) }.srq().start_receiving();
+    let mut posting = match unsafe { SrqObject::from_abi(srq) }.srq().start_receiving() {
+        Ok(posting) => posting,
+        Err(error) => {
+            // SAFETY: a place to write.
+            unsafe { *bad = list };
+            return fail_with("ibv_post_srq_recv", &error);
+        }
+    };
     // SAFETY: as the caller promised.
     unsafe {
         push_receives("ibv_post_srq_recv", list, bad, |request| {

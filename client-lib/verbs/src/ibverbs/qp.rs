@@ -11,10 +11,10 @@ use super::srq::SrqObject;
 use super::users::EventCount;
 use crate::abi::*;
 use crate::status::{errno_of, pointer_of, set_errno};
-use siw::{Error, Qp, QpInit};
+use siw::{Error, ProcessMutex, Qp, QpInit};
 use std::ffi::c_int;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A queue pair as programs see it: `struct ibv_qp_ex` begins with `struct ibv_qp`.
 #[repr(C)]
@@ -24,11 +24,11 @@ pub struct QpObject {
     /// Requests since `ibv_wr_start`.
     pub batch: Batch,
     /// Attributes set by ibv_modify_qp(3).
-    pub attributes: Mutex<Attributes>,
+    pub attributes: ProcessMutex<Attributes>,
     /// Asynchronous events.
     pub async_events: EventCount,
     /// Attached completion counters, with the operations that each counts.
-    counters: Mutex<Vec<AttachedCounter>>,
+    counters: ProcessMutex<Vec<AttachedCounter>>,
     is_extended: bool,
     /// Number that no other queue pair of the process has or will have.
     pub serial: u64,
@@ -58,7 +58,7 @@ impl QpObject {
 
     /// Attached completion counters.
     pub fn lock_counters(&self) -> MutexGuard<'_, Vec<AttachedCounter>> {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counters.lock_or_end_call()
     }
 
     /// The struct that the program sees.
@@ -160,9 +160,9 @@ unsafe fn create(
     let queue_pair = Box::new(QpObject {
         abi,
         batch: Batch::default(),
-        attributes: Mutex::new(Attributes::new(init)),
+        attributes: ProcessMutex::new(Attributes::new(init)),
         async_events: EventCount::default(),
-        counters: Mutex::default(),
+        counters: ProcessMutex::default(),
         is_extended,
         serial: LAST_SERIAL.fetch_add(1, Ordering::Relaxed) + 1,
         qp,

@@ -5,20 +5,19 @@ use super::mw::{MwObject, to_binding};
 use super::qp::QpObject;
 use super::send_flags::to_flags;
 use crate::abi::*;
-use siw::{AtomicArgs, Error, Opcode, SendData, SendPosting, SendWr, Sge};
+use siw::{AtomicArgs, BracketLock, Error, Opcode, SendData, SendPosting, SendWr, Sge};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The requests since `ibv_wr_start`. They belong to one thread until `ibv_wr_complete` or
 /// `ibv_wr_abort`.
 #[derive(Default)]
 pub struct Batch {
-    locked: AtomicBool,
+    lock: BracketLock,
     building: UnsafeCell<Building>,
 }
 
-// SAFETY: only the thread that set `locked` accesses the requests.
+// SAFETY: only the thread that has the lock accesses the requests.
 unsafe impl Sync for Batch {}
 // SAFETY: the window in a request may be used from any thread.
 unsafe impl Send for Batch {}
@@ -47,19 +46,6 @@ enum BuiltData {
     Atomic(AtomicArgs),
     AtomicWithSge(Sge, AtomicArgs),
     AsItIs,
-}
-
-impl Batch {
-    fn lock(&self) {
-        // Pairs with the Release in `unlock`.
-        while self.locked.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-    }
-
-    fn unlock(&self) {
-        self.locked.store(false, Ordering::Release);
-    }
 }
 
 impl Building {
@@ -198,8 +184,12 @@ unsafe fn object_of<'a>(qp: *mut ibv_qp_ex) -> &'a QpObject {
 /// # Safety
 /// Called between `ibv_wr_start` and its end, with one reference at a time.
 unsafe fn building<'a>(qp: *mut ibv_qp_ex) -> &'a mut Building {
+    // SAFETY: by the caller's contract.
+    let batch = unsafe { &object_of(qp).batch };
+    // In a child of fork(2) the requests may be half changed by another thread of the parent.
+    batch.lock.check_or_end_call();
     // SAFETY: by the caller's contract, this thread has the lock.
-    unsafe { &mut *object_of(qp).batch.building.get() }
+    unsafe { &mut *batch.building.get() }
 }
 
 /// Begins a request with the flags and the id that the program has written into the struct.
@@ -247,7 +237,7 @@ unsafe fn begin_remote(
 unsafe fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: by the contract of ibv_wr_post(3), as in all functions below.
     unsafe {
-        object_of(qp).batch.lock();
+        object_of(qp).batch.lock.lock_or_end_call();
         building(qp).begin();
     }
 }
@@ -264,13 +254,13 @@ unsafe fn complete(qp: *mut ibv_qp_ex) -> c_int {
             Ok(())
         }),
     };
-    object.batch.unlock();
+    object.batch.lock.unlock();
     crate::status::errno_of("ibv_wr_complete", posted)
 }
 
 unsafe fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: as in `start`.
-    unsafe { object_of(qp) }.batch.unlock();
+    unsafe { object_of(qp) }.batch.lock.unlock();
 }
 
 unsafe fn send(qp: *mut ibv_qp_ex) {

@@ -11,7 +11,7 @@ use crate::abi::*;
 use crate::status::fail_with;
 use siw::{Access, Error, PairOptions, QpState, VerbsQpState};
 use std::ffi::c_int;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 /// Attributes set by ibv_modify_qp(3) and returned by ibv_query_qp(3).
@@ -93,9 +93,7 @@ impl Attributes {
 
 impl QpObject {
     fn lock_attributes(&self) -> MutexGuard<'_, Attributes> {
-        self.attributes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.attributes.lock_or_end_call()
     }
 
     /// The state that the program sees: the daemon's, once the queue pair is or was connected.

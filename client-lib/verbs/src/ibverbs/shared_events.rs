@@ -8,18 +8,18 @@ use super::context::ContextObject;
 use crate::descriptor::EventDescriptor;
 use crate::status::log_failure;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fd::{AsFd, OwnedFd};
-use siw::{AsyncEvent, AsyncEventKind, Context, Error};
+use rustix::fd::AsFd;
+use siw::{AsyncEvent, AsyncEventKind, Context, Error, KeptDescriptor, ProcessMutex};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 /// The contexts of one connection.
 #[derive(Default)]
 pub struct EventGroup {
     /// Held while an event is read and passed on, so that events stay in order.
-    reading: Mutex<()>,
-    members: Mutex<Vec<Member>>,
+    reading: ProcessMutex<()>,
+    members: ProcessMutex<Vec<Member>>,
 }
 
 /// A context of the connection, which is never freed.
@@ -30,7 +30,7 @@ unsafe impl Send for Member {}
 
 impl EventGroup {
     fn lock_members(&self) -> MutexGuard<'_, Vec<Member>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.lock_or_end_call()
     }
 
     /// Adds the context of a device.
@@ -40,7 +40,7 @@ impl EventGroup {
 
     /// Reads an event and passes it on to the contexts that it concerns.
     fn read_event(&self, client: &Context) -> Result<(), Error> {
-        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _reading = self.reading.lock()?;
         let event = client.get_async_event(Some(Duration::ZERO))?;
         log_failure("asynchronous event", &event.reason);
         for Member(context) in self.lock_members().iter() {
@@ -56,25 +56,28 @@ impl EventGroup {
 pub struct SharedEvents {
     descriptor: EventDescriptor,
     /// Readable while the queue is not empty.
-    local: OwnedFd,
-    queue: Mutex<VecDeque<AsyncEvent>>,
+    local: KeptDescriptor,
+    queue: ProcessMutex<VecDeque<AsyncEvent>>,
     group: &'static EventGroup,
 }
 
 impl SharedEvents {
     /// Creates the descriptor and the queue of one context.
     pub fn new(client: &Context, group: &'static EventGroup) -> Result<SharedEvents, Error> {
-        let local = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let local = KeptDescriptor::at_high_number(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?)?;
         Ok(SharedEvents {
             descriptor: EventDescriptor::new(&[client.async_fd(), local.as_fd()])?,
             local,
-            queue: Mutex::default(),
+            queue: ProcessMutex::default(),
             group,
         })
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<AsyncEvent>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock_or_end_call()
     }
 
     fn push(&self, event: AsyncEvent) {
@@ -108,6 +111,7 @@ impl SharedEvents {
                 Err(Error::Timeout) => {}
                 Err(error) => return self.pop().ok_or(error),
             }
+            self.descriptor.check_open()?;
             let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
             poll(&mut fds, None)?;
         }

@@ -1,9 +1,9 @@
 //! Counts that decide whether an object may be destroyed: objects that use it (EBUSY), and events
 //! delivered to the program but not acknowledged (destroying waits).
 
-use siw::Error;
+use siw::{Error, ProcessMutex};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, PoisonError};
 
 /// Number of objects that use another one.
 #[derive(Default)]
@@ -36,25 +36,19 @@ impl Users {
 /// Count of delivered events that are not acknowledged.
 #[derive(Default)]
 pub struct EventCount {
-    unacknowledged: Mutex<u64>,
+    unacknowledged: ProcessMutex<u64>,
     all_acknowledged: Condvar,
 }
 
 impl EventCount {
     /// Counts an event delivered to the program.
     pub fn deliver(&self) {
-        *self
-            .unacknowledged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.unacknowledged.lock_or_end_call() += 1;
     }
 
     /// Counts events acknowledged by the program.
     pub fn acknowledge(&self, count: u32) {
-        let mut left = self
-            .unacknowledged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.unacknowledged.lock_or_end_call();
         *left = left.saturating_sub(count.into());
         if *left == 0 {
             self.all_acknowledged.notify_all();
@@ -63,10 +57,7 @@ impl EventCount {
 
     /// Waits until all delivered events are acknowledged. No further ones may be delivered.
     pub fn wait_acknowledged(&self) {
-        let mut left = self
-            .unacknowledged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.unacknowledged.lock_or_end_call();
         while *left > 0 {
             left = self
                 .all_acknowledged

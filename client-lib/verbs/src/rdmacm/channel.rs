@@ -13,11 +13,11 @@ use crate::abi::rdma_event_channel;
 use crate::descriptor::EventDescriptor;
 use crate::status::pointer_of;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsFd, OwnedFd};
-use siw::{CmChannel, Error};
+use rustix::fd::AsFd;
+use siw::{CmChannel, Error, KeptDescriptor, ProcessMutex};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 /// State of a channel, kept alive by its identifiers.
 pub struct EventChannel {
@@ -26,8 +26,8 @@ pub struct EventChannel {
     pub devices: &'static Devices,
     pub(super) descriptor: EventDescriptor,
     /// Readable while the queue is not empty.
-    local: OwnedFd,
-    queue: Mutex<VecDeque<QueuedEvent>>,
+    local: KeptDescriptor,
+    queue: ProcessMutex<VecDeque<QueuedEvent>>,
     /// The end of the daemon was reported to the identifiers.
     pub(super) gone_reported: AtomicBool,
 }
@@ -56,7 +56,10 @@ impl EventChannelObject {
     pub fn create() -> Result<Box<EventChannelObject>, Error> {
         let devices = Devices::open()?;
         let daemon = CmChannel::for_rdma_cm(&devices.client)?;
-        let local = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let local = KeptDescriptor::at_high_number(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?)?;
         let descriptor = EventDescriptor::new(&[daemon.as_fd(), local.as_fd()])?;
         Ok(Box::new(EventChannelObject {
             abi: rdma_event_channel {
@@ -67,7 +70,7 @@ impl EventChannelObject {
                 devices,
                 descriptor,
                 local,
-                queue: Mutex::default(),
+                queue: ProcessMutex::default(),
                 gone_reported: AtomicBool::new(false),
             }),
         }))
@@ -76,7 +79,7 @@ impl EventChannelObject {
 
 impl EventChannel {
     fn lock_queue(&self) -> MutexGuard<'_, VecDeque<QueuedEvent>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock_or_end_call()
     }
 
     /// Adds an event.

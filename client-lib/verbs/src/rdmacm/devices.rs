@@ -9,10 +9,10 @@ use crate::ibverbs::pd::alloc_pd;
 use crate::ibverbs::shared_events::{EventGroup, SharedEvents};
 use crate::per_process::PerProcess;
 use crate::status::{fail_with, set_errno};
-use siw::{CmChannel, Context, DeviceInfo, Error, Pd, Qp};
+use siw::{CmChannel, Context, DeviceInfo, Error, Pd, ProcessMutex, Qp};
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// A connection to the daemon and its contexts. They are never freed, because identifiers, and the
@@ -20,7 +20,7 @@ use std::time::Duration;
 pub struct Devices {
     pub client: Context,
     /// All devices that were seen, also those that the daemon does not have any more.
-    seen: Mutex<Vec<&'static Device>>,
+    seen: ProcessMutex<Vec<&'static Device>>,
     /// The contexts.
     group: &'static EventGroup,
     socket_pd: OnceLock<Pd>,
@@ -32,7 +32,7 @@ struct Device {
     /// The daemon's index, which no later device gets.
     index: u32,
     context: &'static ContextObject,
-    default_pd: Mutex<Option<PdPointer>>,
+    default_pd: ProcessMutex<Option<PdPointer>>,
 }
 
 #[derive(Clone, Copy)]
@@ -46,21 +46,22 @@ unsafe impl Sync for Device {}
 // SAFETY: as above.
 unsafe impl Send for Device {}
 
-static OPEN: PerProcess<Mutex<Option<&'static Devices>>> = PerProcess::new();
+static OPEN: PerProcess<ProcessMutex<Option<&'static Devices>>> = PerProcess::new();
 
 impl Devices {
     /// Returns the devices of the daemon. The first call connects; later ones reconnect if the
     /// daemon has ended.
     pub fn open() -> Result<&'static Devices, Error> {
-        let mut open = OPEN.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.get().lock()?;
         if let Some(devices) = open.filter(|devices| devices.client.is_alive()) {
             return Ok(devices);
         }
-        let client = Context::open(None)?;
+        let mut client = Context::open(None)?;
+        client.hide_descriptors();
         client.wait_in_destructors();
         let devices: &'static Devices = Box::leak(Box::new(Devices {
             client,
-            seen: Mutex::default(),
+            seen: ProcessMutex::default(),
             // Never freed, like the contexts.
             group: Box::leak(Box::default()),
             socket_pd: OnceLock::new(),
@@ -97,12 +98,12 @@ impl Devices {
         Ok(Box::leak(Box::new(Device {
             index: info.index,
             context,
-            default_pd: Mutex::new(None),
+            default_pd: ProcessMutex::default(),
         })))
     }
 
     fn lock_seen(&self) -> MutexGuard<'_, Vec<&'static Device>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock_or_end_call()
     }
 
     /// The context of a device, by the daemon's index.
@@ -161,16 +162,12 @@ impl Devices {
 
     /// Returns the default protection domain for queue pairs of the device with this context.
     pub fn default_pd(&self, context: *mut ibv_context) -> Result<*mut ibv_pd, Error> {
-        let device = self
-            .lock_seen()
-            .iter()
-            .copied()
-            .find(|device| std::ptr::eq(device.context.as_abi(), context));
-        let device = device.ok_or(Error::Invalid("the identifier has no device yet"))?;
-        let mut default = device
-            .default_pd
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let seen = self.seen.lock()?;
+        let mut all = seen.iter().copied();
+        let device = all
+            .find(|device| std::ptr::eq(device.context.as_abi(), context))
+            .ok_or(Error::Invalid("the identifier has no device yet"))?;
+        let mut default = device.default_pd.lock()?;
         if let Some(pd) = *default {
             return Ok(pd.0);
         }

@@ -268,6 +268,7 @@ impl EventChannel {
                     return Ok(event);
                 }
             }
+            self.descriptor.check_open()?;
             let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
             let zero = Timespec {
                 tv_sec: 0,

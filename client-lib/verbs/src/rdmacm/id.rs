@@ -12,15 +12,15 @@ use crate::ibverbs::users::EventCount;
 use crate::per_process::PerProcess;
 use crate::status::{errno_of, fail_errno, fail_with};
 use siw::{
-    AddressResolution, CmBinding, CmListener, ConnectionInfo, ConnectionRequest, Error, Qp,
-    ResolvedAddress,
+    AddressResolution, CmBinding, CmListener, ConnectionInfo, ConnectionRequest, Error,
+    ProcessMutex, Qp, ResolvedAddress,
 };
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 /// An identifier as programs see it. The program may read its fields, and this library may write
@@ -36,8 +36,8 @@ pub struct IdObject {
     /// A connection was established, and its end has not been reported.
     pub connected: AtomicBool,
     pub(super) closing: AtomicBool,
-    channel: Mutex<ChannelOf>,
-    state: Mutex<IdState>,
+    channel: ProcessMutex<ChannelOf>,
+    state: ProcessMutex<IdState>,
 }
 
 /// Event channel of an identifier.
@@ -113,12 +113,11 @@ pub(super) struct IdPointer(*const IdObject);
 // SAFETY: identifiers may be used from any thread; see `IdObject`.
 unsafe impl Send for IdPointer {}
 
-static REGISTERED: PerProcess<Mutex<HashMap<RegisteredId, IdPointer>>> = PerProcess::new();
+static REGISTERED: PerProcess<ProcessMutex<HashMap<RegisteredId, IdPointer>>> = PerProcess::new();
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 pub(super) fn lock_registered() -> MutexGuard<'static, HashMap<RegisteredId, IdPointer>> {
-    let registered = REGISTERED.get().lock();
-    registered.unwrap_or_else(PoisonError::into_inner)
+    REGISTERED.get().lock_or_end_call()
 }
 
 /// Calls `with` for a registered identifier, which cannot be freed meanwhile. This includes an
@@ -174,8 +173,8 @@ impl IdObject {
             events: EventCount::default(),
             connected: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            channel: Mutex::new(channel),
-            state: Mutex::default(),
+            channel: ProcessMutex::new(channel),
+            state: ProcessMutex::default(),
         }));
         lock_registered().insert(number, IdPointer(object));
         Ok(object.cast())
@@ -210,12 +209,12 @@ impl IdObject {
     }
 
     pub(super) fn lock_channel(&self) -> MutexGuard<'_, ChannelOf> {
-        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+        self.channel.lock_or_end_call()
     }
 
     /// Locks its state.
     pub fn lock_state(&self) -> MutexGuard<'_, IdState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_or_end_call()
     }
 
     /// Its current event channel.

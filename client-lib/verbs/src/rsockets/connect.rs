@@ -122,6 +122,7 @@ impl RsocketState {
             Ok(listener) => {
                 let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
                 let end = eventfd(0, flags).map_err(rustix::io::Errno::raw_os_error)?;
+                let end = siw::to_high(end);
                 add_to_descriptor(table::borrow(descriptor), &channel)?;
                 add_to_descriptor(table::borrow(descriptor), &end)?;
                 self.local = Some(listener.local_addr());
@@ -246,6 +247,7 @@ impl Rsocket {
             return Err(libc::EINVAL);
         };
         let io_error = rustix::io::Errno::raw_os_error;
+        let kernel = siw::to_high(kernel);
         rustix::io::ioctl_fionbio(&kernel, true).map_err(io_error)?;
         add_to_descriptor(table::borrow(descriptor), &kernel)?;
         listening.kernel = Some(Arc::new(kernel));

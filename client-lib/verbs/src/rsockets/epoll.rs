@@ -10,17 +10,18 @@
 //! [`Instance::has_events`]: poll(2) and select(2) directly, and an instance that it was added to for
 //! its [`NestedInstance`].
 
-use super::mark::Mark;
 use super::socket::{Rsocket, to_timespec};
 use super::table;
 use super::watchers::Watcher;
+use crate::mark::Mark;
 use crate::per_process::PerProcess;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
+use siw::{KeptDescriptor, ProcessMutex};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Event data of the eventfd; no rsocket descriptor has this number.
@@ -36,13 +37,13 @@ pub struct Instance {
     /// Mark of the program's kernel instance.
     mark: Mark,
     /// Kernel instance with the descriptors of the rsockets.
-    inner: OwnedFd,
+    inner: KeptDescriptor,
     /// Wakes a waiting thread for a new candidate.
-    wake: OwnedFd,
-    watches: Mutex<Watches>,
+    wake: KeptDescriptor,
+    watches: ProcessMutex<Watches>,
     /// There are some in `nested`.
     is_outer: AtomicBool,
-    nested: Mutex<Vec<NestedInstance>>,
+    nested: ProcessMutex<Vec<NestedInstance>>,
 }
 
 /// An epoll instance that was added to another one. The kernel's instance holds it with `token` as its
@@ -114,12 +115,18 @@ struct Watch {
     is_candidate: bool,
 }
 
-type Instances = RwLock<HashMap<c_int, Arc<Instance>>>;
+type Instances = HashMap<c_int, Arc<Instance>>;
 
-static INSTANCES: PerProcess<Instances> = PerProcess::new();
+static INSTANCES: PerProcess<RwLock<Instances>> = PerProcess::new();
 
 fn errno_of(error: rustix::io::Errno) -> c_int {
     error.raw_os_error()
+}
+
+/// Keeps a descriptor at a number that the program does not use.
+fn keep(descriptor: OwnedFd) -> Result<KeptDescriptor, c_int> {
+    let kept = KeptDescriptor::at_high_number(descriptor);
+    kept.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 impl Watches {
@@ -143,11 +150,11 @@ impl Watcher for Instance {
 
 impl Instance {
     fn lock(&self) -> MutexGuard<'_, Watches> {
-        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+        self.watches.lock_or_end_call()
     }
 
     fn lock_nested(&self) -> MutexGuard<'_, Vec<NestedInstance>> {
-        self.nested.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nested.lock_or_end_call()
     }
 
     /// Has a waiting thread check the candidates.
@@ -158,8 +165,9 @@ impl Instance {
     /// Creates the inner instance and adds it to the kernel's instance `outer`.
     fn new(outer: c_int) -> Result<Arc<Instance>, c_int> {
         let inner = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno_of)?;
+        let inner = keep(inner)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags).map_err(errno_of)?;
+        let wake = keep(eventfd(0, flags).map_err(errno_of)?)?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&inner, &wake, data, epoll::EventFlags::IN).map_err(errno_of)?;
         // A duplicate of the descriptor may have an instance of its own.
@@ -169,9 +177,9 @@ impl Instance {
             mark,
             inner,
             wake,
-            watches: Mutex::default(),
+            watches: ProcessMutex::default(),
             is_outer: AtomicBool::new(false),
-            nested: Mutex::default(),
+            nested: ProcessMutex::default(),
         });
         let data = epoll::EventData::new_u64(instance.token());
         let outer = table::borrow(outer);

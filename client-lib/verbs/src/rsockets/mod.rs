@@ -3,7 +3,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `exports.rs` | the table of symbols; C addresses and results |
-//! | `table.rs`, `mark.rs`, `socket.rs` | rsockets by descriptor; open files; states, and waiting in calls |
+//! | `table.rs`, `socket.rs` | rsockets by descriptor; states, and waiting in calls |
 //! | `connect.rs` | creating, binding, listening, connecting, accepting |
 //! | `stream.rs`, `send.rs`, `receive.rs` | a connected rsocket: buffers, messages, credits |
 //! | `wire.rs`, `memory.rs` | messages to the peer; memory layout |
@@ -24,7 +24,6 @@ mod epoll;
 mod exports;
 mod iomap;
 mod mappings;
-mod mark;
 mod memory;
 mod option_calls;
 mod options;

@@ -6,19 +6,19 @@
 //! descriptors, and the others wait for that thread.
 
 use super::mappings::Mappings;
-use super::mark::Mark;
 use super::options::Options;
 use super::stream::Stream;
 use super::table;
 use super::watchers::Watchers;
+use crate::mark::Mark;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use siw::{CmBinding, CmChannel, CmListener, ConnectionRequest};
+use siw::{CmBinding, CmChannel, CmListener, ConnectionRequest, ProcessMutex};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Spinning time of a waiting call before it sleeps: a peer on the same machine answers within it.
@@ -29,7 +29,7 @@ pub const CALLS_BEFORE_YIELD: u32 = 16;
 
 /// An rsocket; it may have several descriptors.
 pub struct Rsocket {
-    state: Mutex<RsocketState>,
+    state: ProcessMutex<RsocketState>,
     /// Mark of the open file of its descriptors.
     pub mark: Mark,
     /// Notified when the thread that waits for events has taken them.
@@ -119,7 +119,7 @@ impl Rsocket {
     /// Creates an rsocket without a descriptor.
     pub fn new(phase: Phase, family: c_int, options: Options, nonblocking: bool) -> Rsocket {
         Rsocket {
-            state: Mutex::new(RsocketState {
+            state: ProcessMutex::new(RsocketState {
                 phase,
                 options,
                 family,
@@ -141,13 +141,12 @@ impl Rsocket {
 
     /// Takes the phase out of a closed rsocket.
     pub fn into_phase(self) -> Phase {
-        let state = self.state.into_inner();
-        state.unwrap_or_else(PoisonError::into_inner).phase
+        self.state.into_inner().phase
     }
 
     /// Locks the state.
     pub fn lock(&self) -> MutexGuard<'_, RsocketState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_or_end_call()
     }
 
     /// Repeats an attempt until it is done: at once, then for a moment, then after each event.

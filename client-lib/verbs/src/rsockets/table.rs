@@ -6,8 +6,8 @@
 //! is: one with another file is no rsocket any more, and its rsocket is closed. Programs that call
 //! rsockets themselves close them by rclose(3), and do without this system call.
 
-use super::mark::Mark;
 use super::socket::Rsocket;
+use crate::mark::Mark;
 use crate::per_process::PerProcess;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ffi::c_int;
@@ -19,9 +19,9 @@ struct Entry {
     socket: Arc<Rsocket>,
 }
 
-type Entries = RwLock<Vec<Option<Entry>>>;
+type Entries = Vec<Option<Entry>>;
 
-static TABLE: PerProcess<Entries> = PerProcess::new();
+static TABLE: PerProcess<RwLock<Entries>> = PerProcess::new();
 
 /// Set by the preloaded library.
 static CHECKS_MARKS: AtomicBool = AtomicBool::new(false);
@@ -66,9 +66,9 @@ pub fn report_inherited(descriptor: c_int) {
         (Mark::of(descriptor) == Some(entry.socket.mark)).then_some(())
     };
     if is_inherited().is_some() && !IS_REPORTED.swap(true, Ordering::Relaxed) {
-        eprintln!(
+        siw::print_line(format_args!(
             "siw-verbs: descriptor {descriptor} is an rsocket of the parent process, and fails in this child of fork(2): run servers that fork without --rsockets"
-        );
+        ));
     }
 }
 
@@ -153,8 +153,16 @@ pub fn insert(descriptor: OwnedFd, socket: Arc<Rsocket>) -> RawFd {
     number
 }
 
-/// Removes a descriptor, which is closed when the result is dropped.
+/// Removes a descriptor, which is closed when the result is dropped. None if the number belongs to another
+/// file now.
 pub fn remove(descriptor: c_int) -> Option<(OwnedFd, Arc<Rsocket>)> {
+    let socket = find(descriptor)?;
+    if Mark::of(descriptor) != Some(socket.mark) {
+        drop_stale(descriptor, &socket);
+        end_if_last(socket);
+        return None;
+    }
+    drop(socket);
     let mut table = TABLE.get().write().unwrap_or_else(PoisonError::into_inner);
     let entry = table.get_mut(usize::try_from(descriptor).ok()?)?.take()?;
     Some((entry.descriptor, entry.socket))

@@ -1,8 +1,9 @@
 //! The epoll instances that watch an rsocket, as the rsocket sees them.
 
+use siw::ProcessMutex;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{MutexGuard, Weak};
 
 /// An epoll instance with rsockets.
 pub trait Watcher: Send + Sync {
@@ -17,12 +18,12 @@ pub trait Watcher: Send + Sync {
 #[derive(Default)]
 pub struct Watchers {
     any: AtomicBool,
-    list: Mutex<Vec<(c_int, Weak<dyn Watcher>)>>,
+    list: ProcessMutex<Vec<(c_int, Weak<dyn Watcher>)>>,
 }
 
 impl Watchers {
     fn lock(&self) -> MutexGuard<'_, Vec<(c_int, Weak<dyn Watcher>)>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock_or_end_call()
     }
 
     /// Adds an instance that watches a descriptor.
