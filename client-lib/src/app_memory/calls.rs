@@ -23,6 +23,7 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 use rustix::thread::futex;
 use siw_shm::shared_memory::PAGE;
 
+use super::attributes;
 use super::descriptors::is_remapped_file;
 use super::idle;
 use super::vma::{Mapping, Vma, find_mapping, list_vmas};
@@ -152,6 +153,18 @@ pub unsafe fn madvise(address: usize, len: usize, advice: c_int) -> c_int {
         advice,
         libc::MADV_DONTNEED | libc::MADV_FREE | DONTNEED_LOCKED
     );
+    let sets = matches!(
+        advice,
+        libc::MADV_DONTFORK
+            | libc::MADV_DONTDUMP
+            | libc::MADV_HUGEPAGE
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_MERGEABLE
+            | libc::MADV_WIPEONFORK
+    );
+    if sets {
+        attributes::note_change();
+    }
     let end = address
         .checked_add(len)
         .and_then(|end| end.checked_next_multiple_of(PAGE));
@@ -312,6 +325,9 @@ pub unsafe fn mmap(
     fd: c_int,
     offset: i64,
 ) -> isize {
+    if flags & (libc::MAP_NORESERVE | libc::MAP_LOCKED) != 0 {
+        attributes::note_change();
+    }
     let takes = flags & libc::MAP_FIXED != 0
         && pages_from(address, len).is_some_and(|pages| may_have_idle(&pages));
     // SAFETY: the caller's promise.
@@ -321,6 +337,11 @@ pub unsafe fn mmap(
         keep_errno(idle::reclaim_taken);
     }
     mapped
+}
+
+/// Records that the program locks memory (mlock(2)).
+pub fn note_lock() {
+    attributes::note_change();
 }
 
 /// Checks whether free(3) gives up idle pages: a chunk that malloc(3) of glibc has mapped.

@@ -252,6 +252,7 @@ impl ForkUnderWay {
                 id: file.id,
                 offset: mapping.offset,
                 prot: mapping.prot(),
+                is_not_reserved: false,
                 neighbours: [None; 2],
             };
             // Without memory the child keeps sharing the pages.

@@ -12,6 +12,7 @@
 //! page: a page remapped for an earlier region is recognised as a page of the daemon and used as it
 //! is.
 
+mod attributes;
 pub mod calls;
 #[cfg(target_arch = "x86_64")]
 mod clone_trap;
@@ -34,6 +35,7 @@ mod windows;
 use crate::context::ClientInner;
 use crate::locking::lock_unpoisoned;
 use crate::{Access, Error, Failed, Pd};
+use attributes::Attributes;
 use duplicate::MappedFile;
 pub use fork::watch_forks;
 pub use owned::{OwnedMr, StableBuffer};
@@ -338,12 +340,18 @@ impl State {
             if self.add_known(ctx, vma, &bytes, &mut parts) {
                 continue;
             }
-            let freezer = match keep.or_else(|| why_not_remapped(vma)) {
+            let mut keep = keep.or_else(|| why_not_remapped(vma));
+            let attributes = match keep {
+                None => Attributes::of(vma, &bytes),
+                Some(_) => Attributes::default(),
+            };
+            keep = keep.or(attributes.why_not_replaced);
+            let freezer = match keep {
                 None => self.choose_freezer(ctx, vma, access),
                 Some(reason) => Err(reason.to_owned()),
             };
             let remapped = freezer.and_then(|freezer| {
-                self.remap_pages(ctx, vma, &freezer, &whole_pages(&bytes), access)
+                self.remap_pages(ctx, vma, attributes, &freezer, &whole_pages(&bytes), access)
                     .map(|kept| (kept, freezer.fails_system_calls()))
                     .map_err(|error| match freezer {
                         remap::Freezer::Park(_) => DENIED.to_owned(),
@@ -538,6 +546,7 @@ impl State {
         &mut self,
         ctx: &Arc<ClientInner>,
         vma: &Vma,
+        attributes: Attributes,
         freezer: &remap::Freezer,
         pages: &Range<usize>,
         access: Access,
@@ -579,7 +588,7 @@ impl State {
             })?;
             for (run, is_kept) in done.runs(&part) {
                 if !is_kept {
-                    self.finish_remapped(vma, &run);
+                    self.finish_remapped(vma, attributes, &run);
                     continue;
                 }
                 let until = match until {
@@ -611,13 +620,15 @@ impl State {
     }
 
     /// Prepares pages that have just been replaced.
-    fn finish_remapped(&mut self, vma: &Vma, pages: &Range<usize>) {
+    fn finish_remapped(&mut self, vma: &Vma, attributes: Attributes, pages: &Range<usize>) {
         for window in Windows::split_range(pages) {
             self.windows.mark_used(&window);
         }
         if vma.writable {
             let _ = duplicate::populate_pages(pages);
         }
+        self.attributes.set(pages, attributes);
+        attributes.apply_to(pages);
         remap::split_mapped_chunk(pages);
     }
 
@@ -800,7 +811,7 @@ impl State {
     /// Makes remapped pages private again, as far as they are still mapped where they were
     /// registered. Returns their places in files.
     fn give_back(
-        &self,
+        &mut self,
         unused: &[RemappedPart],
         access: restore::Access,
     ) -> Vec<(MappedFileId, Range<u64>)> {
@@ -828,22 +839,31 @@ impl State {
                 if !is_there {
                     continue;
                 }
-                let before = here
-                    .start
-                    .checked_sub(PAGE)
-                    .filter(|page| is_private(*page));
-                let behind = Some(here.end).filter(|page| is_private(*page));
                 found.push((part.file, offset, here.clone()));
-                list.push(restore::SharedPages {
-                    pages: here,
-                    offset,
-                    prot: vma.prot(),
-                    id: part.file,
-                    neighbours: [before, behind],
-                });
+                for (piece, attributes) in self.attributes.split(&here) {
+                    let before = piece
+                        .start
+                        .checked_sub(PAGE)
+                        .filter(|page| is_private(*page));
+                    let behind = Some(piece.end).filter(|page| is_private(*page));
+                    list.push(restore::SharedPages {
+                        offset: offset + (piece.start - here.start) as u64,
+                        pages: piece,
+                        id: part.file,
+                        prot: vma.prot(),
+                        is_not_reserved: attributes.is_not_reserved,
+                        neighbours: [before, behind],
+                    });
+                }
             }
         }
         let given = restore::give_back(&list, access);
+        for pages in &given {
+            for (piece, attributes) in self.attributes.split(pages) {
+                attributes.apply_to(&piece);
+            }
+            self.attributes.remove(pages);
+        }
         drop(list);
         drop(files);
         let place_of = |pages: &Range<usize>| {

@@ -2,7 +2,7 @@
 
 use super::fork;
 use super::remap;
-use super::vma::Vma;
+use super::vma::{Vma, list_vmas};
 use siw_shm::shared_memory::PAGE;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -46,6 +46,24 @@ fn holds_arena_state(page: usize) -> bool {
     unsafe { read_words(page, &mut first) };
     // `heap_info` begins with the address of the arena, which follows it in the first heap.
     (page + 1..page + PAGE).contains(&first[0])
+}
+
+/// Checks for memory of a heap that glibc's malloc(3) has made for a thread, which is mapped with
+/// MAP_NORESERVE: such a heap begins with the address of its arena, in the first page of a heap, and its
+/// own size.
+pub(super) fn is_in_thread_heap(address: usize) -> bool {
+    let start = address / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+    let is_mapped = list_vmas(&(start..start + 1));
+    if !is_mapped.is_ok_and(|vmas| vmas.iter().any(|vma| vma.readable)) {
+        return false;
+    }
+    let mut words = [0; 3];
+    // SAFETY: the page is mapped and readable.
+    unsafe { read_words(start, &mut words) };
+    let [arena, _, size] = words;
+    (1..PAGE).contains(&(arena % ARENA_ALIGNMENT))
+        && (PAGE..=ARENA_ALIGNMENT).contains(&size)
+        && address < start + size
 }
 
 /// The pages of a readable range that have the state of a malloc(3) arena.

@@ -656,11 +656,15 @@ const HUGE_PAGE: usize = 2 << 20;
 impl Room {
     /// Reserves addresses for the pages of `range`.
     pub fn reserve(range: &Range<usize>) -> Result<Room, Errno> {
+        Self::reserve_as(range, MapFlags::PRIVATE)
+    }
+
+    /// As [`Room::reserve`], of memory with these flags.
+    pub fn reserve_as(range: &Range<usize>, flags: MapFlags) -> Result<Room, Errno> {
         let len = range.len() + HUGE_PAGE + 2 * PAGE;
         // SAFETY: a new mapping, which only reserves addresses.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE)
-        }?;
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), flags) }?;
         let first = start as usize + PAGE;
         let ahead = range.start.wrapping_sub(first) % HUGE_PAGE;
         let pages = first + ahead..first + ahead + range.len();

@@ -41,8 +41,20 @@ pub(super) struct SharedPages {
     pub id: MappedFileId,
     pub offset: u64,
     pub prot: ProtFlags,
+    /// The memory was mapped with MAP_NORESERVE.
+    pub is_not_reserved: bool,
     /// The page before and the page behind, if they are private anonymous memory.
     pub neighbours: [Option<usize>; 2],
+}
+
+impl SharedPages {
+    /// Flags of mmap(2) for private memory in their place.
+    fn flags(&self) -> MapFlags {
+        match self.is_not_reserved {
+            true => MapFlags::PRIVATE | MapFlags::NORESERVE,
+            false => MapFlags::PRIVATE,
+        }
+    }
 }
 
 /// Method of blocking other threads.
@@ -235,7 +247,7 @@ fn move_over(part: &SharedPages, room: &mut Room, view: &mut Duplicate) -> Resul
 
 fn give_back_missing(uffd: &OwnedFd, part: &SharedPages, access: Access) -> Result<(), Errno> {
     let mut view = duplicate(part)?;
-    let mut room = Room::reserve(&part.pages)?;
+    let mut room = Room::reserve_as(&part.pages, part.flags())?;
     let missing = room.make_accessible(part.prot)?;
     // The kernel merges mappings with the same attributes only; afterwards all are one again.
     let around = part.neighbours.into_iter().flatten();
@@ -279,7 +291,7 @@ fn copy_missing(uffd: &OwnedFd, part: &SharedPages, view: &mut Duplicate) -> Res
 
 fn give_back_protected(uffd: &OwnedFd, part: &SharedPages, access: Access) -> Result<(), Errno> {
     let mut view = duplicate(part)?;
-    let mut room = Room::reserve(&part.pages)?;
+    let mut room = Room::reserve_as(&part.pages, part.flags())?;
     let range = room.make_accessible(ProtFlags::READ | ProtFlags::WRITE)?;
     let copy = range.start as *mut c_void;
     let _ = populate_pages(&range);
@@ -307,7 +319,7 @@ pub(super) fn give_back_alone(part: &SharedPages) -> Result<(), Errno> {
     populate_pages_for_reading(&(view.start()..view.start() + part.pages.len()));
     let (start, len) = (part.pages.start as *mut c_void, part.pages.len());
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+    let flags = part.flags() | MapFlags::FIXED;
     // SAFETY: no other thread uses the pages, and this one only its stack until the content is back.
     let given = unsafe {
         rustix::mm::mmap_anonymous(start, len, prot, flags).and_then(|_| {
@@ -348,6 +360,7 @@ mod tests {
             id: MappedFileId::of_file(&file).unwrap(),
             offset: 0,
             prot,
+            is_not_reserved: false,
             neighbours: [None, None],
         };
         let mut room = Room::reserve(&part.pages).unwrap();

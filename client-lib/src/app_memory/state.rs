@@ -1,5 +1,6 @@
 //! State of registered application memory, of a context and of contexts that have ended.
 
+use super::attributes::ReplacedAttributes;
 use super::process::ONE_AT_A_TIME;
 use super::vma::{MappedFileId, list_vmas};
 use super::windows::Windows;
@@ -26,6 +27,7 @@ pub(crate) struct AppMemory {
 #[derive(Default)]
 pub(super) struct State {
     pub windows: Windows,
+    pub attributes: ReplacedAttributes,
     /// The daemon's number for the memory of this process, once it was sent.
     pub process: Option<u32>,
     /// Error if the daemon has refused the memory of this process; it is asked only once.

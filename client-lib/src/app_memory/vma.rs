@@ -148,7 +148,7 @@ fn parse_maps(text: &str, range: &Range<usize>) -> io::Result<Vec<Vma>> {
     Ok(found)
 }
 
-fn parse_line(line: &str) -> Option<(Mapping, &str)> {
+pub(super) fn parse_line(line: &str) -> Option<(Mapping, &str)> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
     let bits = fields.next()?.as_bytes();

@@ -1,6 +1,6 @@
-//! madvise(2), mmap(2), mremap(2), munmap(2), free(3) and realloc(3), which this library overrides for
-//! all of the program: it and its allocator use them on memory that is shared with the daemon
-//! ([`siw::memory_calls`]).
+//! madvise(2), mlock(2), mmap(2), mremap(2), munmap(2), free(3) and realloc(3), which this library
+//! overrides for all of the program: it and its allocator use them on memory that is shared with the
+//! daemon ([`siw::memory_calls`]).
 
 use crate::export::{bare_functions, c_functions};
 use std::ffi::{CStr, c_int, c_void};
@@ -9,6 +9,12 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 c_functions! {
+    #[unsafe(no_mangle)]
+    fn mlock(address: *const c_void, len: usize) -> c_int = lock_pages;
+    #[unsafe(no_mangle)]
+    fn mlock2(address: *const c_void, len: usize, flags: u32) -> c_int = lock_pages_with;
+    #[unsafe(no_mangle)]
+    fn mlockall(flags: c_int) -> c_int = lock_all_pages;
     #[unsafe(no_mangle)]
     fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int = change_advice;
     #[unsafe(no_mangle)]
@@ -72,6 +78,27 @@ fn object_of(symbol: *mut c_void) -> Option<usize> {
     // SAFETY: a structure to fill.
     let found = unsafe { libc::dladdr(symbol, &mut info) };
     (found != 0).then_some(info.dli_fbase as usize)
+}
+
+/// mlock(2).
+unsafe fn lock_pages(address: *const c_void, len: usize) -> c_int {
+    siw::memory_calls::note_lock();
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_mlock, address, len) as c_int }
+}
+
+/// mlock2(2).
+unsafe fn lock_pages_with(address: *const c_void, len: usize, flags: u32) -> c_int {
+    siw::memory_calls::note_lock();
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_mlock2, address, len, flags) as c_int }
+}
+
+/// mlockall(2).
+unsafe fn lock_all_pages(flags: c_int) -> c_int {
+    siw::memory_calls::note_lock();
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_mlockall, flags) as c_int }
 }
 
 /// madvise(2).
