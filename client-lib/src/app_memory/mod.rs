@@ -55,10 +55,12 @@ use siw_shm::control::{
 use siw_shm::shared_memory::PAGE;
 use state::State;
 use std::collections::VecDeque;
+use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use vma::{MappedFileId, Vma, list_vmas};
 use windows::{WINDOW, WINDOWS_PER_FILE, WindowPlace, Windows};
@@ -83,6 +85,14 @@ const DENIED: &str = "threads, and userfaultfd is denied";
 const HOW_TO_PERMIT: &str = "a program with threads that block signals needs userfaultfd(2) to \
     register memory, and seccomp profiles of containers deny it. Give it /dev/userfaultfd, readable and writable for \
     its user (docker run --device /dev/userfaultfd)";
+
+/// Parts of [`remap::FROZEN_AT_ONCE`] for each thread that replaces pages; starting one takes about as
+/// long as a tenth of a part.
+const PARTS_PER_THREAD: usize = 4;
+/// Maximum number of threads that replace pages. More would mostly wait for the lock of the address space.
+const MOST_THREADS: usize = 8;
+/// Stack of such a thread.
+const HELPER_STACK: usize = 256 << 10;
 
 /// Longest reason sent to the daemon.
 const REASON_LEN: usize = 63;
@@ -574,15 +584,22 @@ impl State {
                 _ => joined.push_back((part, place)),
             }
         }
+        let mut replaced = self.replace_at_once(freezer, &joined, prot);
         let (mut kept, mut until) = (Vec::new(), None);
         while let Some((part, place)) = joined.pop_front() {
             let Some(file) = self.windows.file_at(place.file) else {
                 continue;
             };
-            let done = remap::replace_pages(freezer, &part, &file.mapped, place.offset, prot);
+            let done = replaced.pop_front().unwrap_or_else(|| {
+                remap::replace_pages(freezer, &part, &file.mapped, place.offset, prot)
+            });
             // After an error, some of the pages may have been replaced.
             let done = done.inspect_err(|_| {
-                for window in Windows::split_range(&part) {
+                let others = joined.iter().map(|(other, _)| other);
+                for window in std::iter::once(&part)
+                    .chain(others)
+                    .flat_map(Windows::split_range)
+                {
                     self.windows.mark_used(&window);
                 }
             })?;
@@ -608,6 +625,55 @@ impl State {
             }
         }
         Ok(kept)
+    }
+
+    /// Replaces the parts of long memory on several threads; returns the results in their order, or none
+    /// for short memory.
+    fn replace_at_once(
+        &self,
+        freezer: &remap::Freezer,
+        parts: &VecDeque<(Range<usize>, WindowPlace)>,
+        prot: ProtFlags,
+    ) -> VecDeque<io::Result<remap::KeptPages>> {
+        let count = parts.len() / PARTS_PER_THREAD;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = count.min(cores).min(MOST_THREADS);
+        if count < 2 || !freezer.lets_threads_help() {
+            return VecDeque::new();
+        }
+        let orders = parts.iter().map(|(part, place)| {
+            let mapped = self.windows.file_at(place.file).map(|file| &file.mapped);
+            (part, place.offset, mapped, OnceLock::new())
+        });
+        let orders: Vec<_> = orders.collect();
+        let next = AtomicUsize::new(0);
+        // Allocates no memory: another thread may have frozen the allocator's.
+        let replace = || {
+            while let Some((part, offset, mapped, result)) =
+                orders.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                if let Some(mapped) = mapped {
+                    let done = remap::replace_pages(freezer, part, mapped, *offset, prot);
+                    let _ = result.set(done);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            // Handlers of the program's signals do not run in these threads.
+            let blocked = remap::BlockedSignals::block_all();
+            for _ in 1..count {
+                let helper = std::thread::Builder::new().stack_size(HELPER_STACK);
+                // Without another thread this one does all.
+                let _ = helper.spawn_scoped(scope, replace);
+            }
+            drop(blocked);
+            replace();
+        });
+        let missing = || Err(io::ErrorKind::NotFound.into());
+        let results = orders.into_iter().map(|(.., result)| result);
+        results
+            .map(|result| result.into_inner().unwrap_or_else(missing))
+            .collect()
     }
 
     /// Time to wait for pinned pages.

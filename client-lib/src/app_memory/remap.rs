@@ -283,6 +283,11 @@ impl Freezer {
         matches!(self, Freezer::Take { .. })
     }
 
+    /// Checks whether several threads of this library may replace pages at once: none stops the others.
+    pub fn lets_threads_help(&self) -> bool {
+        !matches!(self, Freezer::Park(_))
+    }
+
     /// Opens the method that needs no privilege.
     pub fn open_for_programs() -> Result<Freezer, Errno> {
         let is_alone = is_only_thread();
