@@ -412,7 +412,10 @@ int siw_alloc_mr(siw_pd *pd, size_t len, uint32_t access, siw_mr **out);
  * EFAULT: not mapped, or read-only with SIW_ACCESS_LOCAL_WRITE. */
 int siw_reg_memory(siw_pd *pd, void *addr, size_t len, uint32_t access, siw_mr **out);
 /* Deregisters the region. When it returns 0, neither the daemon nor a peer accesses the memory any
- * more. EBUSY, and the region stays, while memory windows are bound to it. */
+ * more. EBUSY, and the region stays, while memory windows are bound to it.
+ * Memory of siw_reg_memory() becomes private again; no I/O of the kernel or of a device into it may be
+ * under way (AIO, io_uring, O_DIRECT). Other data of the program in its first and last page stays
+ * shared with the daemon, with these pages, in a process that can have such I/O. */
 int siw_dereg_mr(siw_mr *mr);
 /* As siw_dereg_mr; windows that are bound to the region are unbound. Memory of siw_alloc_mr is freed
  * without waiting. For memory of siw_reg_memory it waits; if the daemon does not answer, which only

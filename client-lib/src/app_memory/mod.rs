@@ -104,11 +104,10 @@ impl Pd {
     /// The memory still belongs to the application: it is read and written as before, and other
     /// data on the same pages is unaffected. [`Pd::register`] is the safe form for owned buffers.
     ///
-    /// In a process that uses AIO, io_uring, O_DIRECT or device files, memory stays shared with the
-    /// daemon after its last registration. Then MADV_DONTNEED keeps its content, on whose loss some
-    /// allocators rely for zeroes, and mremap(2) must not grow it; realloc(3) of glibc does that to a
-    /// block of 128 KiB or more that it has shrunk to less than a page. Programs that use the drop-in
-    /// library may do all this: it overrides madvise(2), mremap(2) and realloc(3).
+    /// After its last registration the memory is private again. In a process that uses AIO, io_uring,
+    /// O_DIRECT or device files, the first and last page stay shared with the daemon if other data of the
+    /// program is on them. Then MADV_DONTNEED keeps their content, and mremap(2) must not grow a range that
+    /// ends with them. Attributes set by madvise(2) or mlock(2) are kept with the drop-in library only.
     ///
     /// # Errors
     /// `EFAULT`: not all of it is mapped, or it is read-only and `access` has LOCAL_WRITE.
@@ -126,6 +125,8 @@ impl Pd {
     ///   while they may change it; with a right to write, other accesses of this process are
     ///   volatile or atomic, or ordered by completions.
     /// - Bytes that others write are valid for the type under which the program reads them.
+    /// - When the deregistration begins, no I/O of the kernel or of a device into the memory is under way
+    ///   that writes to pinned pages (AIO, io_uring, O_DIRECT).
     pub unsafe fn reg_memory(
         &self,
         address: *mut u8,

@@ -48,13 +48,16 @@ fn holds_arena_state(page: usize) -> bool {
     (page + 1..page + PAGE).contains(&first[0])
 }
 
+fn is_readable(address: usize) -> bool {
+    list_vmas(&(address..address + 1)).is_ok_and(|vmas| vmas.iter().any(|vma| vma.readable))
+}
+
 /// Checks for memory of a heap that glibc's malloc(3) has made for a thread, which is mapped with
 /// MAP_NORESERVE: such a heap begins with the address of its arena, in the first page of a heap, and its
 /// own size.
 pub(super) fn is_in_thread_heap(address: usize) -> bool {
     let start = address / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
-    let is_mapped = list_vmas(&(start..start + 1));
-    if !is_mapped.is_ok_and(|vmas| vmas.iter().any(|vma| vma.readable)) {
+    if !is_readable(start) {
         return false;
     }
     let mut words = [0; 3];
@@ -113,7 +116,10 @@ pub(super) fn split_at_arena_states(
 pub(super) fn own_pages(range: &Range<usize>) -> Range<usize> {
     let mut own = range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE;
     let (first, end) = (range.start / PAGE * PAGE, range.end.next_multiple_of(PAGE));
-    if let Some(chunk_end) = remap::mapped_chunk_end(first) {
+    // The program may have unmapped the memory.
+    if is_readable(first)
+        && let Some(chunk_end) = remap::mapped_chunk_end(first)
+    {
         own.start = first;
         if chunk_end == end {
             own.end = end;

@@ -46,6 +46,10 @@ static int victims[VICTIMS];
 static char *memory;
 static struct ibv_mr *mr;
 
+enum { KEPT = 1 << 20 };
+static char *kept;
+static struct ibv_mr *kept_mr;
+
 static struct ibv_qp *create_qp(void)
 {
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq };
@@ -256,6 +260,17 @@ static void destroy_objects(int works)
 	expect(!ibv_close_device(context) || !works, "ibv_close_device");
 }
 
+/* Registered memory of a child is a copy of its parent's, not of a file at a number of the library. */
+static void check_kept_memory(void)
+{
+	pid_t child = fork();
+	int status;
+
+	if (!child)
+		_exit(kept[0] != 'k' || memcmp(kept, kept + 1, KEPT - 1) != 0);
+	expect(child > 0 && waitpid(child, &status, 0) == child && !status, "memory of a child");
+}
+
 /* Opens devices until a limit of 64 descriptors is reached: each call works or fails with EMFILE. */
 static void use_few_descriptors(void)
 {
@@ -303,15 +318,22 @@ int main(int argc, char **argv)
 	/* Those of the program that has started this one. */
 	syscall(SYS_close_range, 3, ~0U, 0);
 	create_objects();
+	kept = calloc(2, KEPT);
+	kept += KEPT - (uintptr_t)kept % KEPT;
+	memset(kept, 'k', KEPT);
+	kept_mr = ibv_reg_mr(pd, kept, KEPT, IBV_ACCESS_LOCAL_WRITE);
+	expect(kept_mr != NULL, "ibv_reg_mr");
 	check_numbers();
 	expect(!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur == 1024, "the limit is as it was");
 	take_numbers(way);
 	use_objects(works);
 	fork_child();
+	check_kept_memory();
 	check_victims();
 	/* A lower limit concerns new descriptors only. */
 	limit.rlim_cur = 256;
 	expect(!setrlimit(RLIMIT_NOFILE, &limit), "setrlimit");
+	expect(!ibv_dereg_mr(kept_mr) || !works, "ibv_dereg_mr");
 	destroy_objects(works);
 	check_victims();
 	puts("done");

@@ -205,6 +205,27 @@ fn memory_is_private_again_after_its_last_registration() {
     run(&daemon, &format!("{NOBODY} {} private", program.display()));
 }
 
+/// Long memory stays with the library for its next registration, of which the program sees nothing.
+#[test]
+fn idle_pages_are_the_memory_of_the_program() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "idle_pages") else {
+        return;
+    };
+    for what in ["fork", "give-up", "cycle", "short"] {
+        println!("{}", run(&daemon, &format!("{} {what}", program.display())));
+    }
+}
+
+#[test]
+fn registered_memory_keeps_the_attributes_of_its_mapping() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "mapping_attributes") else {
+        return;
+    };
+    println!("{}", run(&daemon, &program.display().to_string()));
+}
+
 /// In a container the threads of a program are stopped while its memory is registered, and no update
 /// of theirs is lost.
 #[test]

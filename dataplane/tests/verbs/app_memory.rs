@@ -837,3 +837,57 @@ fn a_hostile_client_imports_nothing_else_and_names_no_extent_outside() {
     let (a, b) = pair(&daemon, 4096);
     ping(&a, &b);
 }
+
+/// Runs a test of this program in a process of its own: it opens a file with O_DIRECT, after which other
+/// tests would leave their pages shared.
+fn run_alone(name: &str) -> bool {
+    const ALONE: &str = "SIWD_TEST_RUNS_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let out = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+    print!("{}", String::from_utf8_lossy(&out.stdout));
+    false
+}
+
+#[test]
+fn a_returned_buffer_is_private_memory_in_a_process_with_pins() {
+    use std::os::unix::fs::OpenOptionsExt;
+    if !run_alone("app_memory::a_returned_buffer_is_private_memory_in_a_process_with_pins") {
+        return;
+    }
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut options = std::fs::File::options();
+    options.read(true).custom_flags(nix::libc::O_DIRECT);
+    let _direct = match options.open(file.path()) {
+        Ok(direct) => direct,
+        Err(error) => return println!("skipped: O_DIRECT: {error}"),
+    };
+    const LENGTH: usize = 256 << 10;
+    let daemon = Daemon::loopback();
+    let context = siw::Context::open(Some(&daemon.socket)).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let regions = [b'a', b'b'].map(|value| {
+        let region = pd.register(vec![value; LENGTH], Access::LOCAL_WRITE);
+        region.map_err(|failed| failed.error).unwrap()
+    });
+    let [mut first, mut second] =
+        regions.map(|region| region.dereg().map_err(|failed| failed.error).unwrap());
+    for (buffer, other, value) in [(0, 1, b'x'), (1, 0, b'y')] {
+        let [grown, kept] = match buffer {
+            0 => [&mut first, &mut second],
+            _ => [&mut second, &mut first],
+        };
+        let before = kept.clone();
+        grown.truncate(100);
+        grown.shrink_to_fit();
+        grown.reserve_exact(2 * LENGTH);
+        grown.resize(2 * LENGTH, value);
+        assert!(*kept == before, "buffer {other} changed");
+    }
+}

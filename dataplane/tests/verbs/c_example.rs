@@ -6,8 +6,14 @@ use std::process::Command;
 
 use crate::common::{Daemon, c_library};
 
-/// Builds an example against the installed library; None without a compiler.
+/// Builds an example of the client library; see [`build_program`].
 fn build(name: &str, temp: &Path) -> Option<PathBuf> {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client-lib/examples");
+    build_program(&examples.join(format!("{name}.c")), temp)
+}
+
+/// Builds a program against the installed library; None without a compiler.
+fn build_program(source: &Path, temp: &Path) -> Option<PathBuf> {
     let found = Command::new("cc").arg("--version").output();
     if !found.is_ok_and(|output| output.status.success()) {
         println!("skipped: no C compiler (cc) on this machine");
@@ -33,11 +39,11 @@ fn build(name: &str, temp: &Path) -> Option<PathBuf> {
         });
         words.collect::<Vec<String>>()
     };
-    let bin = temp.join(name);
+    let bin = temp.join("program");
     let out = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror"])
         .args(flags("Cflags: "))
-        .arg(client_lib.join(format!("examples/{name}.c")))
+        .arg(source)
         .arg("-o")
         .arg(&bin)
         .args(flags("Libs: "))
@@ -106,4 +112,21 @@ fn a_c_program_uses_atomics_windows_and_fast_registration() {
         return;
     };
     says_ok(&bin, &Daemon::loopback());
+}
+
+/// realloc(3) grows a block by mremap(2), also in a program that may have pages pinned.
+#[test]
+fn blocks_of_c_programs_are_private_after_their_registration() {
+    let temp = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/returned_blocks.c");
+    let Some(bin) = build_program(&source, temp.path()) else {
+        return;
+    };
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let daemon = Daemon::loopback();
+    let mut command = program(&bin);
+    let out = command.arg(&daemon.socket).arg(file.path()).output();
+    let out = out.unwrap();
+    assert!(out.status.success(), "{out:?}");
+    println!("{}", String::from_utf8_lossy(&out.stdout));
 }
