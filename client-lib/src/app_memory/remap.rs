@@ -816,7 +816,7 @@ pub(super) fn mapped_chunk_end(page: usize) -> Option<usize> {
     unsafe { read_words(page, &mut words) };
     GAPS.iter().find_map(|gap| {
         let [before, size] = [words[gap / WORD], words[gap / WORD + 1]];
-        let end = page.checked_add(gap + (size & !IS_MMAPPED))?;
+        let end = page.checked_add(*gap)?.checked_add(size & !IS_MMAPPED)?;
         let is_chunk = before == *gap && size % 16 == IS_MMAPPED && end.is_multiple_of(PAGE);
         (is_chunk && end > page).then_some(end)
     })
