@@ -1,11 +1,11 @@
 //! Memory windows (ibv_alloc_mw(3), ibv_bind_mw(3)): parts of a region with a key of their own for
 //! peers, bound and unbound by work requests.
 
-use crate::locking::lock_unpoisoned;
+use crate::locking::{Inherited, ProcessMutex};
 use crate::{Error, MwBind, Pd, PostError, Qp, SendWr, WrFlags};
 use siw_shm::BindMw;
 use siw_shm::control::{AllocMw, DeallocMw};
-use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use siw_shm::WindowType;
@@ -22,7 +22,7 @@ pub struct Mw {
     home: u32,
     rkey: AtomicU32,
     /// Held from the choice of a key until its bind is posted: each bind names the key of the one before.
-    binding: Mutex<()>,
+    binding: ProcessMutex<()>,
 }
 
 impl Pd {
@@ -41,7 +41,7 @@ impl Pd {
             window_type: kind,
             home: reply.rkey,
             rkey: AtomicU32::new(reply.rkey),
-            binding: Mutex::new(()),
+            binding: ProcessMutex::new(()),
         })
     }
 }
@@ -67,7 +67,7 @@ impl Mw {
         flags: WrFlags,
         binding: &MwBind,
     ) -> Result<u32, PostError> {
-        let _order = lock_unpoisoned(&self.binding);
+        let _order = self.lock_binding()?;
         let new = inc_rkey(self.rkey());
         self.post_next_bind(qp, wr_id, flags, binding, new)?;
         Ok(new)
@@ -82,8 +82,16 @@ impl Mw {
         binding: &MwBind,
         new_rkey: u32,
     ) -> Result<(), PostError> {
-        let _order = lock_unpoisoned(&self.binding);
+        let _order = self.lock_binding()?;
         self.post_next_bind(qp, wr_id, flags, binding, new_rkey)
+    }
+
+    fn lock_binding(&self) -> Result<MutexGuard<'_, ()>, PostError> {
+        let error = |inherited: Inherited| PostError {
+            index: 0,
+            error: inherited.into(),
+        };
+        self.binding.lock().map_err(error)
     }
 
     fn post_next_bind(

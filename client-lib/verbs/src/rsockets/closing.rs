@@ -8,7 +8,8 @@
 use super::stream::Stream;
 use super::wire::StreamMessage;
 use crate::per_process::PerProcess;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use siw::ProcessMutex;
+use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time after which a stream is given up: TCP's default for connections without an owner.
@@ -23,7 +24,7 @@ static CLOSING: PerProcess<Closing> = PerProcess::new();
 
 #[derive(Default)]
 struct Closing {
-    added: Mutex<Added>,
+    added: ProcessMutex<Added>,
     /// Notified when a stream is added.
     has_added: Condvar,
 }
@@ -81,7 +82,7 @@ fn without_signals<T>(call: impl FnOnce() -> T) -> T {
 
 impl Closing {
     fn lock(&self) -> MutexGuard<'_, Added> {
-        self.added.lock().unwrap_or_else(PoisonError::into_inner)
+        self.added.lock_or_end_call()
     }
 
     /// The thread: ends streams until there are no more.
