@@ -66,7 +66,7 @@ pub const FEATURE_STREAMS: u32 = 4;
 /// Feature: [`ImportOwnFile`].
 pub const FEATURE_OWN_FILES: u32 = 8;
 /// Feature: the indices of GIDs in [`DeviceReply`], and
-/// [`AsyncEventKind::GidChange`](crate::control::AsyncEventKind::GidChange).
+/// [`AsyncEventKind::GidChange`].
 pub const FEATURE_GIDS: u32 = 16;
 /// Feature: [`MODIFY_QUIET_DRAIN`].
 pub const FEATURE_QUIET_DRAIN: u32 = 32;
