@@ -136,23 +136,29 @@ impl AsyncCq {
             return Ok(taken);
         }
         let mut armed = false;
+        let mut arm = |channel: &CompletionChannel| -> Result<(), Error> {
+            // An event disarms the queue.
+            while channel.try_get_event()?.is_some() {
+                armed = false;
+            }
+            if !armed {
+                cq.req_notify(false)?;
+                armed = true;
+            }
+            Ok(())
+        };
         self.events
             .next(&self.client, |channel| {
-                // An event disarms the queue.
-                while channel.try_get_event()?.is_some() {
-                    armed = false;
-                }
-                if !armed {
-                    cq.req_notify(false)?;
-                    armed = true;
-                }
+                // The channel ends before the last completions are taken.
+                let arming = arm(channel);
                 let taken = cq.poll(completions)?;
-                if taken == 0
-                    && let Err(error) = cq.check_health()
-                {
-                    return cq.poll_last(completions, error).map(Some);
+                if taken > 0 {
+                    return Ok(Some(taken));
                 }
-                Ok((taken > 0).then_some(taken))
+                match arming.and_then(|()| cq.check_health()) {
+                    Ok(()) => Ok(None),
+                    Err(error) => cq.poll_last(completions, error).map(Some),
+                }
             })
             .await
     }

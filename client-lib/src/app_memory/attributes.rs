@@ -81,14 +81,14 @@ impl Attributes {
     /// Sets the attributes of pages that have just been mapped. A refusal leaves the page usable.
     pub fn apply_to(self, pages: &Range<usize>) {
         let (start, len) = (pages.start as *mut std::ffi::c_void, pages.len());
-        let advices = [
+        let all = [
             (self.is_not_inherited, Advice::LinuxDontFork),
             (self.is_not_dumped, Advice::LinuxDontDump),
             (self.is_mergeable, Advice::LinuxMergeable),
             (self.has_huge_pages == Some(true), Advice::LinuxHugepage),
             (self.has_huge_pages == Some(false), Advice::LinuxNoHugepage),
         ];
-        for (_, advice) in advices.into_iter().filter(|(is_set, _)| *is_set) {
+        for (_, advice) in all.into_iter().filter(|(is_set, _)| *is_set) {
             // SAFETY: none of these changes content.
             let _ = unsafe { rustix::mm::madvise(start, len, advice) };
         }
