@@ -92,10 +92,10 @@ pub fn watch_forks() {
 }
 
 extern "C" fn before_fork() {
-    let one_at_a_time = lock_unpoisoned(&ONE_AT_A_TIME);
     if idle::may_exist() {
         idle::give_back_all();
     }
+    let one_at_a_time = lock_unpoisoned(&ONE_AT_A_TIME);
     let files = descriptors::lock_files();
     let has_files = !files.is_empty();
     let arena_states = match has_files {

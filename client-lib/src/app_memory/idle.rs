@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 
 use super::calls::list_unmoved;
 use super::process::ONE_AT_A_TIME;
@@ -50,47 +50,55 @@ pub(super) fn note_context(ctx: &Arc<ClientInner>) {
     HAS_IDLE.store(true, Ordering::Release);
 }
 
-/// Gives back all idle pages of the process, as far as possible. The caller holds [`ONE_AT_A_TIME`].
+/// Gives back all idle pages of the process, as far as possible.
 pub(super) fn give_back_all() {
-    for_each_context(State::give_back_idle);
-    HAS_IDLE.store(false, Ordering::Release);
+    let mut is_left = false;
+    for_each_context(lock_unpoisoned(&ONE_AT_A_TIME), |state, ctx| {
+        is_left |= !state.give_back_idle();
+        state.free_idle_files(ctx);
+    });
+    HAS_IDLE.store(is_left, Ordering::Release);
 }
 
 /// Frees the files of which the program has taken back pages. Called after such a call of the program,
 /// outside of its allocator's locks; a registration that is under way finds the pages instead.
 pub(super) fn reclaim_taken() {
-    let _one = match ONE_AT_A_TIME.try_lock() {
+    let one_at_a_time = match ONE_AT_A_TIME.try_lock() {
         Ok(one) => one,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return,
     };
     if let Ok(Some(all)) = list_unmoved() {
-        for_each_context(|state, ctx| state.reclaim_files(ctx, &all));
+        for_each_context(one_at_a_time, |state, ctx| state.reclaim_files(ctx, &all));
     }
 }
 
-/// Calls a function for each context with idle pages, of which it forgets those that have ended.
-fn for_each_context(mut call: impl FnMut(&mut State, &Arc<ClientInner>)) {
-    let mut contexts = lock_unpoisoned(&CONTEXTS);
-    let live: Vec<_> = contexts.iter().filter_map(Weak::upgrade).collect();
-    contexts.retain(|context| context.strong_count() > 0);
-    // The last reference may be dropped below, which locks the list.
-    drop(contexts);
-    for ctx in live {
-        call(&mut lock_unpoisoned(&ctx.app_memory.state), &ctx);
+/// Calls a function for each context with idle pages, of which it forgets those that have ended. `lock`
+/// is that of [`ONE_AT_A_TIME`].
+fn for_each_context(lock: MutexGuard<'_, ()>, mut call: impl FnMut(&mut State, &Arc<ClientInner>)) {
+    let live: Vec<_> = {
+        let mut contexts = lock_unpoisoned(&CONTEXTS);
+        contexts.retain(|context| context.strong_count() > 0);
+        contexts.iter().filter_map(Weak::upgrade).collect()
+    };
+    for ctx in &live {
+        call(&mut lock_unpoisoned(&ctx.app_memory.state), ctx);
     }
+    // The end of a context takes the lock.
+    drop(lock);
+    drop(live);
 }
 
 impl State {
-    /// Gives back the idle pages of this context.
-    pub(super) fn give_back_idle(&mut self, ctx: &Arc<ClientInner>) {
+    /// Gives back the idle pages of this context; returns false if some are left.
+    pub(super) fn give_back_idle(&mut self) -> bool {
         let files = self.windows.file_ids().into_iter();
         let idle: Vec<_> = files.flat_map(|file| self.idle_pages(file)).collect();
-        if idle.is_empty() || pins::may_exist() {
-            return;
+        if idle.is_empty() {
+            return true;
         }
-        self.give_back_parts(&idle, restore::Access::Any, true);
-        self.free_idle_files(ctx);
+        let len: usize = idle.iter().map(|part| part.pages().len()).sum();
+        !pins::may_exist() && self.give_back_parts(&idle, restore::Access::Any, true) == len
     }
 
     /// Used pages of a file that no region of any context has.

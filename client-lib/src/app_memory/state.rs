@@ -42,7 +42,8 @@ impl AppMemory {
         // A child of fork(2) finds the lock of the list free.
         let _one = lock_unpoisoned(&ONE_AT_A_TIME);
         let mut kept = lock_unpoisoned(&KEPT_CONNECTIONS);
-        let state = lock_unpoisoned(&self.state);
+        let mut state = lock_unpoisoned(&self.state);
+        state.give_back_idle();
         if kept.is_empty() && state.windows.is_empty() {
             return;
         }

@@ -2,7 +2,7 @@
  * Registers long memory, deregisters it, and checks that the program notices no difference to private
  * memory while its pages stay with the library for their next registration:
  *
- *   idle_pages fork | give-up | cycle | short
+ *   idle_pages fork | give-up | cycle | short | close
  */
 #define _GNU_SOURCE
 #include "connect.h"
@@ -176,6 +176,18 @@ static void check_short(void)
 	check(bytes, COUNT * 2 * PAGE, 1, "after the registrations");
 }
 
+/* Memory is private again when its device is closed. */
+static void check_close(struct ibv_context *context)
+{
+	unsigned char *bytes = map(LENGTH);
+
+	fill(bytes, LENGTH, 1);
+	register_once(bytes, LENGTH);
+	expect(!ibv_dealloc_pd(pd) && !ibv_close_device(context), "ibv_close_device");
+	expect(!count_mappings("siwd-arena"), "mappings of siwd");
+	check(bytes, LENGTH, 1, "after the device was closed");
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
@@ -195,6 +207,8 @@ int main(int argc, char **argv)
 		check_cycle();
 	else if (!strcmp(what, "short"))
 		check_short();
+	else if (!strcmp(what, "close"))
+		check_close(context);
 	else
 		expect(0, "an argument");
 	puts("done");

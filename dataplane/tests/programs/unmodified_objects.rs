@@ -212,7 +212,7 @@ fn idle_pages_are_the_memory_of_the_program() {
     let Some(program) = compile(&daemon, "idle_pages") else {
         return;
     };
-    for what in ["fork", "give-up", "cycle", "short"] {
+    for what in ["fork", "give-up", "cycle", "short", "close"] {
         println!("{}", run(&daemon, &format!("{} {what}", program.display())));
     }
 }
