@@ -563,7 +563,9 @@ mod tests {
                 windows.add_file(id, 1, file, KEPT_IDLE);
                 let whole = range.start..range.start + KEPT_IDLE;
                 windows.assign_places(&whole).expect("a file is free");
-                windows.mark_used(range);
+                for part in Windows::split_range(&whole) {
+                    windows.mark_used(&part);
+                }
                 id
             })
             .collect();
