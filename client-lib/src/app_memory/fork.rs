@@ -32,6 +32,7 @@ use std::ptr::null_mut;
 use std::sync::{MutexGuard, Once};
 
 use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::calls::{MAPPINGS, open_maps};
 #[cfg(target_arch = "x86_64")]
@@ -88,6 +89,29 @@ pub fn watch_forks() {
                 Some(after_in_child),
             )
         };
+    });
+}
+
+/// Mappings that a child gains by [`spare_mappings_for_children`].
+const SPARE: usize = 16;
+
+/// Makes mappings that a child of fork(2) does not have: in a process with as many as it may have
+/// (vm.max_map_count), a child can still map what it needs to copy its memory.
+pub(super) fn spare_mappings_for_children() {
+    static SPARED: Once = Once::new();
+    SPARED.call_once(|| {
+        let (prot, flags) = (ProtFlags::empty(), MapFlags::PRIVATE);
+        // SAFETY: a new mapping, which only takes addresses; the advice concerns it alone. Neighbours with
+        // other advice are mappings of their own.
+        unsafe {
+            if let Ok(start) = rustix::mm::mmap_anonymous(null_mut(), SPARE * PAGE, prot, flags) {
+                let _ = rustix::mm::madvise(start, SPARE * PAGE, Advice::LinuxDontFork);
+                for place in (0..SPARE).step_by(2) {
+                    let page = start.byte_add(place * PAGE);
+                    let _ = rustix::mm::madvise(page, PAGE, Advice::Random);
+                }
+            }
+        }
     });
 }
 

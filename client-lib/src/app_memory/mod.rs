@@ -750,6 +750,7 @@ impl State {
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         let id = MappedFileId::of_file(&fd)?;
         let arena = reply.arena;
+        fork::spare_mappings_for_children();
         let mapped = MappedFile::map(&fd, len).inspect_err(|_| {
             ctx.post_unanswered(&FreeArena { arena, reserved: 0 });
         })?;
