@@ -257,8 +257,20 @@ pub unsafe fn mremap(old: usize, len: usize, new_len: usize, flags: c_int, to: u
     }
 }
 
+/// The program calls libibverbs, whose ibv_dereg_mr(3) may be called while I/O into the memory is under
+/// way.
+static IS_DROP_IN: AtomicBool = AtomicBool::new(false);
 /// The drop-in library overrides the calls of this module for all of the program.
 static ARE_OVERRIDDEN: AtomicBool = AtomicBool::new(false);
+
+/// Declares that this library is part of the drop-in library.
+pub fn declare_drop_in() {
+    IS_DROP_IN.store(true, Ordering::Release);
+}
+
+pub(super) fn is_drop_in() -> bool {
+    IS_DROP_IN.load(Ordering::Acquire)
+}
 
 /// Declares that all calls of this module are overridden for the whole program, and that its allocator is
 /// that of the C library.

@@ -824,6 +824,8 @@ impl State {
                 idle::note_context(ctx);
             }
             (Vec::new(), unused)
+        } else if calls::is_drop_in() {
+            (Vec::new(), unused)
         } else {
             let own_pages = pages::own_pages(&parts.range);
             unused

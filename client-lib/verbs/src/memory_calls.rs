@@ -41,11 +41,12 @@ bare_functions! {
     fn realloc(block: *mut c_void, size: usize) -> *mut c_void = resize_block;
 }
 
-/// Declares the functions above as those of the whole program, if they are, and the allocator is that of
-/// the C library: they come first in the order in which the dynamic linker looks symbols up.
+/// Declares this library, and the functions above as those of the whole program, if they come first in the
+/// order in which the dynamic linker looks symbols up, and the allocator is that of the C library.
 pub fn declare_overridden() {
     static DECLARED: Once = Once::new();
     DECLARED.call_once(|| {
+        siw::memory_calls::declare_drop_in();
         let own: [(&CStr, *const ()); 7] = [
             (c"madvise", madvise as *const ()),
             (c"mremap", mremap as *const ()),
