@@ -139,8 +139,35 @@ impl Requests {
         self.seq += 1;
         let arena = import_new_file(&self.conn, self.seq, 128 << 20, 128 << 20);
         self.call(&m::FreeArena { arena, reserved });
+        self.import_own_file();
         for len in [4096, 4 << 20, 256 << 20] {
             let arena = self.alloc_arena(len);
+            self.call(&m::FreeArena { arena, reserved });
+        }
+    }
+
+    /// Imports the file of an arena of this process.
+    fn import_own_file(&mut self) {
+        let (huge, reserved) = (0, 0);
+        let len = 64 << 20;
+        let request = m::AllocArena {
+            len,
+            huge,
+            reserved,
+        };
+        self.seq += 1;
+        let (made, fds) = self.conn.call_and_wait(self.seq, &request, &[]).unwrap();
+        let status = nix::sys::stat::fstat(&fds[0]).unwrap();
+        let imported = self.call(&m::ImportOwnFile {
+            device_major: nix::sys::stat::major(status.st_dev) as u32,
+            device_minor: nix::sys::stat::minor(status.st_dev) as u32,
+            inode: status.st_ino,
+            writable: 1,
+            reserved,
+            offset: 0,
+            len,
+        });
+        for arena in [imported.id, made.arena] {
             self.call(&m::FreeArena { arena, reserved });
         }
     }
