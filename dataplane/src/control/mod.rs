@@ -530,7 +530,9 @@ impl ControlThread {
                 libc::EPROTO,
                 "the first message must be HELLO",
             ))
-        } else if let Err(error) = self.context.resources.own_queues(id) {
+        } else if !may_cross_a_reply(seq, request)
+            && let Err(error) = self.context.resources.own_queues(id)
+        {
             self.close_faulty_client(id, &format!("its queues are unusable: {error}"));
             return RequestState::Finished;
         } else {
@@ -1131,6 +1133,28 @@ pub fn log_refused_calls() {
              [workers] confine = false permits all"
         );
     }
+}
+
+/// Requests that clients send without waiting for a reply, from any thread: another thread may not
+/// have mapped the queue of the last reply yet. No worker uses a queue because of them.
+fn may_cross_a_reply(seq: u32, request: &Request) -> bool {
+    let ends_something = matches!(
+        request,
+        Request::DeallocPd(_)
+            | Request::FreeArena(_)
+            | Request::DeregMr(_)
+            | Request::DeallocMw(_)
+            | Request::DestroyCq(_)
+            | Request::DestroyChannel(_)
+            | Request::DestroyQp(_)
+            | Request::DestroySrq(_)
+            | Request::DestroyCmChannel(_)
+            | Request::EndResolution(_)
+            | Request::Unlisten(_)
+            | Request::Disconnect(_)
+            | Request::Reject(_)
+    );
+    seq == codec::UNANSWERED && ends_something
 }
 
 /// Watches the kernel's routes.

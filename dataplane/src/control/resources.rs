@@ -854,7 +854,7 @@ impl Resources {
     }
 
     /// Keeps a client from freeing pages of the queues of its earlier requests. A client maps new
-    /// memory of queues before it sends another request.
+    /// memory of queues before it sends another request, except one that may cross the reply.
     pub fn own_queues(&mut self, id: ClientId) -> std::io::Result<()> {
         let client = self.clients.get_mut(&id);
         client.map_or(Ok(()), |client| client.queues.own_regions())

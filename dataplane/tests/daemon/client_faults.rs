@@ -1,6 +1,7 @@
 //! Clients that free pages of the memory that they share with the daemon: they cannot where a worker
 //! would wait for it, and harm themselves alone elsewhere.
 
+use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::{Mutex, PoisonError};
@@ -171,6 +172,33 @@ fn pages_that_workers_access_cannot_be_freed() {
     let refused = client.try_call(&whole_arena(&client, arena, LEN));
     assert!(refused.unwrap_err().to_string().contains("arena"));
     assert!(daemon.stop().success());
+}
+
+/// One thread frees an object without waiting, while another has the reply with the memory of its new
+/// queue and has not mapped it yet.
+#[test]
+fn a_request_without_a_reply_leaves_new_queues_to_be_mapped() {
+    let daemon = Daemon::loopback();
+    let mut client = RawClient::detached(&daemon, false);
+    let (channel, mut descriptors) = client.call(&m::CreateChannel { reserved: 0 });
+    let events = std::fs::File::from(descriptors.pop().unwrap());
+    let (cq, mut descriptors) = client.call(&m::CreateCq {
+        cqe: 16_384,
+        channel: 0,
+        cookie: 0,
+    });
+    let destroy = client.conn.encode_unanswered(&m::DestroyChannel {
+        channel: channel.id,
+        reserved: 0,
+    });
+    assert!(client.conn.try_send(&destroy).unwrap());
+    // Its end shows that the daemon has carried out the request.
+    assert_eq!((&events).read(&mut [0]).unwrap(), 0);
+    let len = cq.mem.region_len as usize;
+    let queue = SharedMemory::map_fd(descriptors.pop().unwrap(), len).unwrap();
+    // Any other request shows that it is mapped.
+    client.call(&m::QueryDevice { index: 0, flags: 0 });
+    assert_owned(&queue);
 }
 
 /// Calls `open` with another effective user of this thread alone.
