@@ -5,7 +5,7 @@ use crate::{PingArgs, print_line};
 use rustix::event::{PollFd, PollFlags, poll};
 use siw::{
     Access, CmChannel, CmEvent, CompletionChannel, ConnectionInfo, Context, Cq, Error, Mr, Pd, Qp,
-    QpInit, RecvWr, SendData, SendWr, Wc, WcOpcode, WcStatus, WrFlags,
+    QpInit, QpState, RecvWr, SendData, SendWr, Wc, WcOpcode, WcStatus, WrFlags,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,16 +92,27 @@ impl Session {
         self.qp.post_recv(&[wr]).map_err(|error| error.error)
     }
 
-    pub fn send_info(&self, info: BufferInfo) -> Result<(), Error> {
+    /// Posts a request. A connection that has ended refuses it, perhaps before its event is read: the
+    /// event has the reason.
+    fn post_send(&mut self, wr: SendWr<'_>) -> Result<(), Stop> {
+        let Err(refused) = self.qp.post_send(&[wr]) else {
+            return Ok(());
+        };
+        if self.qp.state() == Some(QpState::Rts) {
+            return Err(refused.error.into());
+        }
+        let ended = self.wait_until("the end of the connection", |_| None::<()>);
+        Err(ended.err().unwrap_or(Stop::Closed))
+    }
+
+    pub fn send_info(&mut self, info: BufferInfo) -> Result<(), Stop> {
         self.print_step(format_args!(
             "send addr {:#x} rkey {:#x} size {}",
             info.addr, info.rkey, info.size
         ));
         self.send.write(0, &info.to_bytes())?;
         let sge = [self.send.sge(0, BUFFER_INFO_LEN)];
-        self.qp
-            .post_send(&[SendWr::send(SEND, SendData::Sges(&sge))])
-            .map_err(|error| error.error)
+        self.post_send(SendWr::send(SEND, SendData::Sges(&sge)))
     }
 
     fn on_completion(&mut self, wc: &Wc) -> Result<(), Stop> {
@@ -290,17 +301,15 @@ impl Session {
             sink.rkey,
         ))?;
         self.wait_rdma("the RDMA WRITE")?;
-        Ok(self.send_info(go)?)
+        self.send_info(go)
     }
 
-    fn post_rdma(&self, wr: SendWr<'_>) -> Result<(), Error> {
+    fn post_rdma(&mut self, wr: SendWr<'_>) -> Result<(), Stop> {
         self.print_step(format_args!(
             "{:?} at {:#x}, rkey {:#x}",
             wr.opcode, wr.remote_addr, wr.rkey
         ));
-        self.qp
-            .post_send(&[wr.with_flags(WrFlags::SIGNALED)])
-            .map_err(|error| error.error)
+        self.post_send(wr.with_flags(WrFlags::SIGNALED))
     }
 
     /// Runs one ping: `source` holds the data, the session's buffer is the sink.
