@@ -697,12 +697,21 @@ impl ConnectionRequest {
     /// # Errors
     /// The request comes back: it can be accepted with other options or another QP, or rejected.
     pub fn accept(
-        mut self,
+        self,
         qp: &Qp,
         channel: Option<&CmChannel>,
         options: &ConnectOptions<'_>,
     ) -> Result<(), Failed<ConnectionRequest>> {
-        match self.call_accept(qp, channel, options) {
+        let answered = self.call_accept(qp, channel, options);
+        self.end_answered(answered)
+    }
+
+    /// Ends the request once it is answered, or returns it with the error.
+    fn end_answered(
+        mut self,
+        answered: Result<(), Error>,
+    ) -> Result<(), Failed<ConnectionRequest>> {
+        match answered {
             Ok(()) => {
                 self.open = false;
                 Ok(())
@@ -756,17 +765,9 @@ impl ConnectionRequest {
     ///
     /// # Errors
     /// The request comes back: it can be rejected with shorter private data, or accepted.
-    pub fn reject(mut self, private: &[u8]) -> Result<(), Failed<ConnectionRequest>> {
-        match self.call_reject(private) {
-            Ok(()) => {
-                self.open = false;
-                Ok(())
-            }
-            Err(error) => Err(Failed {
-                object: self,
-                error,
-            }),
-        }
+    pub fn reject(self, private: &[u8]) -> Result<(), Failed<ConnectionRequest>> {
+        let answered = self.call_reject(private);
+        self.end_answered(answered)
     }
 
     fn call_reject(&self, private: &[u8]) -> Result<(), Error> {

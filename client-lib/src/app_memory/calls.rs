@@ -2,11 +2,11 @@
 //! for the drop-in library, which overrides them.
 //!
 //! Pages are a shared mapping of a file of the daemon while they are registered, and stay one after
-//! that in a process with means to pin pages (`pins`), or as idle pages (`idle`). On a shared mapping MADV_DONTNEED
-//! does not discard content, which allocators rely on for calloc(3), MADV_FREE fails, and a mapping
-//! that grows shows the next pages of its file, which belong to other addresses. Here both calls do
-//! what they do with private memory whose pages the kernel's ibv_reg_mr(3) has pinned: discarded
-//! pages are replaced by private ones of zeroes, and a region keeps the old ones.
+//! that in a process with means to pin pages (`pins`), or as idle pages (`idle`). On a shared mapping
+//! MADV_DONTNEED does not discard content, which allocators rely on for calloc(3), MADV_FREE fails, and
+//! a mapping that grows shows the next pages of its file, which belong to other addresses. Here the
+//! calls do what they do with private memory whose pages the kernel's ibv_reg_mr(3) has pinned:
+//! discarded pages are replaced by private ones of zeroes, and a region keeps the old ones.
 //!
 //! An allocator may call these with its locks held, and threads that hold locks of this library
 //! allocate. So nothing here allocates, or takes another lock than `MAPPINGS`; except where idle pages
@@ -165,18 +165,14 @@ pub unsafe fn madvise(address: usize, len: usize, advice: c_int) -> c_int {
     if sets {
         attributes::note_change();
     }
-    let end = address
-        .checked_add(len)
-        .and_then(|end| end.checked_next_multiple_of(PAGE));
     if discards
-        && address.is_multiple_of(PAGE)
-        && let Some(end) = end
-        && may_be_remapped(&(address..end))
+        && let Some(pages) = pages_from(address, len)
+        && may_be_remapped(&pages)
     {
-        let takes = may_have_idle(&(address..end));
+        let takes = may_have_idle(&pages);
         let discarded = {
             let _held = MAPPINGS.lock();
-            discard_remapped(&(address..end))
+            discard_remapped(&pages)
         };
         if let Err(error) = discarded {
             return fail(error) as c_int;
@@ -199,22 +195,28 @@ fn fail(error: Errno) -> isize {
 /// Replaces pages of the daemon's files by private ones, in whose place nothing has been written.
 fn discard_remapped(range: &Range<usize>) -> Result<(), Errno> {
     let maps = open_maps()?;
-    let mut at = range.start;
-    while let Some(mapping) = find_mapping(&maps, at)? {
-        if mapping.range.start >= range.end {
-            break;
-        }
-        let pages = mapping.range.start.max(at)..mapping.range.end.min(range.end);
-        at = pages.end;
-        if is_ours(&mapping) {
-            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-            map_zeroes(&pages, mapping.prot(), flags)?;
-        }
-        if at >= range.end {
-            break;
-        }
+    let mut left = range.clone();
+    while let Some(mapping) = find_ours(&maps, &left)? {
+        let pages = mapping.clip_to(&left);
+        left.start = pages.end;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        map_zeroes(&pages, mapping.prot(), flags)?;
     }
     Ok(())
+}
+
+/// The first mapping of the daemon's files in a range. `maps` is /proc/self/maps.
+fn find_ours(maps: &File, range: &Range<usize>) -> Result<Option<Mapping>, Errno> {
+    let mut at = range.start;
+    while at < range.end {
+        match find_mapping(maps, at)? {
+            Some(mapping) if mapping.range.start >= range.end => break,
+            Some(mapping) if is_ours(&mapping) => return Ok(Some(mapping)),
+            Some(mapping) => at = mapping.range.end,
+            None => break,
+        }
+    }
+    Ok(None)
 }
 
 fn map_zeroes(pages: &Range<usize>, prot: ProtFlags, flags: MapFlags) -> Result<usize, Errno> {
@@ -284,28 +286,14 @@ pub(super) fn are_overridden() -> bool {
 
 /// Checks for idle pages in a range.
 fn may_have_idle(range: &Range<usize>) -> bool {
-    idle::may_exist() && may_be_remapped(range) && has_ours(range)
-}
-
-/// Checks for a mapping of the daemon's files in a range.
-fn has_ours(range: &Range<usize>) -> bool {
-    let Ok(maps) = open_maps() else {
-        return false;
+    let has_ours = || {
+        let maps = open_maps().ok()?;
+        find_ours(&maps, range).ok()?
     };
-    let mut at = range.start;
-    while let Ok(Some(mapping)) = find_mapping(&maps, at) {
-        if mapping.range.start >= range.end {
-            break;
-        }
-        if is_ours(&mapping) {
-            return true;
-        }
-        at = mapping.range.end;
-    }
-    false
+    idle::may_exist() && may_be_remapped(range) && has_ours().is_some()
 }
 
-/// The pages of a range that is as long as `len`; None if it is none.
+/// The pages that a system call with this address and length concerns, if the address is that of a page.
 fn pages_from(address: usize, len: usize) -> Option<Range<usize>> {
     let end = address.checked_add(len)?.checked_next_multiple_of(PAGE)?;
     (address.is_multiple_of(PAGE) && end > address).then_some(address..end)

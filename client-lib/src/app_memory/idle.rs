@@ -27,7 +27,7 @@ pub(super) const LEAST: usize = 4 << 20;
 
 /// Contexts that may have idle pages.
 static CONTEXTS: Mutex<Vec<Weak<ClientInner>>> = Mutex::new(Vec::new());
-/// [`CONTEXTS`] is not empty.
+/// A context may have idle pages.
 static HAS_IDLE: AtomicBool = AtomicBool::new(false);
 
 /// Checks whether a run of pages of this length stays.
@@ -94,11 +94,8 @@ impl State {
     pub(super) fn give_back_idle(&mut self) -> bool {
         let files = self.windows.file_ids().into_iter();
         let idle: Vec<_> = files.flat_map(|file| self.idle_pages(file)).collect();
-        if idle.is_empty() {
-            return true;
-        }
-        let len: usize = idle.iter().map(|part| part.pages().len()).sum();
-        !pins::may_exist() && self.give_back_parts(&idle, restore::Access::Any, true) == len
+        idle.is_empty()
+            || !pins::may_exist() && self.give_back_parts(&idle, restore::Access::Any, true)
     }
 
     /// Used pages of a file that no region of any context has.

@@ -818,13 +818,14 @@ impl State {
         if unused.is_empty() {
             return true;
         }
-        let (own, pinnable) = if calls::are_overridden() {
+        if calls::are_overridden() {
+            let count = unused.len();
             unused.retain(|part| !idle::may_stay(part.pages().len()));
-            if parts.remapped_len() >= idle::LEAST {
+            if unused.len() < count {
                 idle::note_context(ctx);
             }
-            (Vec::new(), unused)
-        } else if calls::is_drop_in() {
+        }
+        let (own, pinnable) = if calls::is_drop_in() {
             (Vec::new(), unused)
         } else {
             let own_pages = pages::own_pages(&parts.range);
@@ -839,11 +840,7 @@ impl State {
                 MemoryOwner::Buffer => restore::Access::Sole,
                 MemoryOwner::Program => restore::Access::Unpinned,
             };
-            let given = self.give_back_parts(&own, access, is_revoked);
-            let len = |parts: &[RemappedPart]| -> usize {
-                parts.iter().map(|part| part.pages().len()).sum()
-            };
-            is_private = given == len(&own);
+            is_private = self.give_back_parts(&own, access, is_revoked);
         }
         if !pinnable.is_empty() && !pins::may_exist() {
             self.give_back_parts(&pinnable, restore::Access::Any, is_revoked);
@@ -852,22 +849,21 @@ impl State {
         is_private
     }
 
-    /// Gives pages back and frees their places; returns the bytes given.
+    /// Gives pages back and frees their places; returns whether all of them are private.
     fn give_back_parts(
         &mut self,
         parts: &[RemappedPart],
         access: restore::Access,
         is_revoked: bool,
-    ) -> usize {
-        let given = self.give_back(parts, access);
-        let mut len = 0;
-        for (file, bytes) in given {
-            len += (bytes.end - bytes.start) as usize;
+    ) -> bool {
+        let mut left: usize = parts.iter().map(|part| part.pages().len()).sum();
+        for (file, bytes) in self.give_back(parts, access) {
+            left -= (bytes.end - bytes.start) as usize;
             if is_revoked {
                 self.windows.mark_unused(file, &bytes);
             }
         }
-        len
+        left == 0
     }
 
     /// Frees files without remapped pages.

@@ -78,15 +78,6 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Bytes in remapped pages.
-    pub fn remapped_len(&self) -> usize {
-        let lens = self
-            .remapped
-            .iter()
-            .map(|part| part.bytes.end - part.bytes.start);
-        lens.sum::<u64>() as usize
-    }
-
     pub fn add_reason(&mut self, reason: &str) {
         if !self.reason.contains(reason) {
             let separator = if self.reason.is_empty() { "" } else { "; " };

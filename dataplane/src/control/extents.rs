@@ -135,30 +135,32 @@ impl Memory {
     ) -> Outcome {
         let client = context.resources.client_mut(id)?;
         let (uid, peer) = (client.account.uid(), client.peer);
-        let mut part = FilePart {
-            source: FileSource::Client(fd),
+        // Pages that replace private ones may belong to another context of the same process.
+        let arena = context.resources.arena_files.find(&fd, peer);
+        let arena = arena.filter(is_own_file);
+        if arena.is_none()
+            && !is_trusted(uid, self.process_memory)
+            && !SharedMemory::has_short_faults(fd.as_fd())
+        {
+            dispose_descriptor(&context.helpers, uid, fd);
+            return Err(untrusted());
+        }
+        if let Err(refusal) = context.resources.charge(id, &arena_amounts(request.len)) {
+            dispose_descriptor(&context.helpers, uid, fd);
+            return Err(refusal);
+        }
+        // Keeps the file until a helper closes it where the import fails.
+        let last = fd.try_clone();
+        let part = FilePart {
+            source: match arena {
+                Some(arena) => FileSource::Arena(arena),
+                None => FileSource::Client(fd),
+            },
             offset: request.offset,
             len: request.len,
             is_writable: request.writable != 0,
         };
-        let FileSource::Client(fd) = &part.source else {
-            return Err(untrusted());
-        };
-        // Pages that replace private ones may belong to another context of the same process.
-        let arena = context.resources.arena_files.find(fd, peer);
-        let arena = arena.filter(is_own_file);
-        let is_allowed = arena.is_some()
-            || is_trusted(uid, self.process_memory)
-            || SharedMemory::has_short_faults(fd.as_fd());
-        // Keeps the file until a helper closes it where the import fails, or is of the daemon's file.
-        let last = fd.try_clone();
-        if let Some(arena) = arena {
-            part.source = FileSource::Arena(arena);
-        }
-        let imported = match is_allowed {
-            true => self.import_part(context, id, seq, part, ArenaOrigin::Imported),
-            false => Err(untrusted()),
-        };
+        let imported = self.import_part(context, id, seq, part, ArenaOrigin::Imported);
         if let (Err(_), Ok(last)) = (&imported, last) {
             dispose_descriptor(&context.helpers, uid, last);
         }
@@ -187,9 +189,12 @@ impl Memory {
             len: request.len,
             is_writable: request.writable != 0,
         };
+        let amounts = arena_amounts(request.len);
+        context.resources.charge(id, &amounts)?;
         self.import_part(context, id, seq, part, ArenaOrigin::OwnFile)
     }
 
+    /// Maps a part of a file, which has been charged.
     fn import_part(
         &self,
         context: &mut Context,
@@ -199,7 +204,6 @@ impl Memory {
         origin: ArenaOrigin,
     ) -> Outcome {
         let len = part.len;
-        context.resources.charge(id, &arena_amounts(len))?;
         // Mapping memory for NICs pins all of its pages.
         if self.ports_use_dma {
             let token = context.workers.next_token(Some(id));
