@@ -8,6 +8,7 @@ use crate::high_descriptors::KeptDescriptor;
 use crate::locking::{Inherited, ProcessMutex, ProcessSpinLock};
 use crate::{Context, Error, Wc};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use rustix::net::{RecvFlags, recv};
 use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
 use siw_shm::{CqConsumer, CqGeometry, SharedMemory};
 use std::collections::{HashMap, VecDeque};
@@ -29,14 +30,11 @@ impl CompletionChannel {
         let fd = ctx
             .0
             .place_channel(fds.into_iter().next().ok_or(ProtoError::MissingFd)?);
-        let channel = Arc::new(CompletionChannel {
+        Ok(Arc::new(CompletionChannel {
             client: ctx.0.clone(),
             id: reply.id,
             fd: KeptDescriptor::new(fd)?,
-        });
-        // poll(2) waits for readiness: a second reader must not block in read(2).
-        rustix::io::ioctl_fionbio(&channel.fd, true)?;
-        Ok(channel)
+        }))
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -61,7 +59,8 @@ impl CompletionChannel {
         // A child of fork(2) would take the events of its parent.
         self.client.check_process()?;
         let mut cookie = [0; 8];
-        match rustix::io::retry_on_intr(|| rustix::io::read(&self.fd, &mut cookie[..])) {
+        let mut receive = || recv(&self.fd, &mut cookie, RecvFlags::DONTWAIT);
+        match rustix::io::retry_on_intr(|| receive().map(|(_, len)| len)) {
             Ok(8) => Ok(Some(u64::from_ne_bytes(cookie))),
             Ok(0) => {
                 self.client.check_alive();

@@ -279,7 +279,7 @@ pub mod capi;
 pub use addresses::{AddressResolution, BindOptions, CmBinding, ResolvedAddress};
 pub use app_memory::{AppMr, OwnedMr, StableBuffer};
 #[doc(hidden)]
-pub use app_memory::{calls as memory_calls, process_generation, watch_forks};
+pub use app_memory::{CancelGuard, calls as memory_calls, process_generation, watch_forks};
 pub use cm::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest,
     ListenOptions, Markers, OutOfOrder, PeerPreset, RdmaCmEvent, ReadyToReceive, TerminateOrder,

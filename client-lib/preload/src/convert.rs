@@ -6,6 +6,7 @@ use crate::next::{libc_calls, rsockets};
 use libc::socklen_t;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, MutexGuard};
 
 /// Descriptors of TCP sockets of the kernel that may become rsockets.
@@ -18,6 +19,39 @@ unsafe extern "C" fn hold_candidates() {
 
 unsafe extern "C" fn release_candidates() {
     CANDIDATES.release();
+}
+
+/// Numbers that are not in [`CANDIDATES`] are found here, without its lock: an allocator, which may be
+/// adding memory to the table, opens and closes files.
+static MARKS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+
+/// The word and the bit of a number; None for one that is too large.
+fn mark_of(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
+    let number = usize::try_from(fd).ok()?;
+    Some((MARKS.get(number / 64)?, 1 << (number % 64)))
+}
+
+fn may_be_candidate(fd: c_int) -> bool {
+    mark_of(fd).is_none_or(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
+}
+
+/// The table, with the marks.
+struct Candidates(MutexGuard<'static, HashMap<c_int, Candidate>>);
+
+impl Candidates {
+    fn insert(&mut self, fd: c_int, candidate: Candidate) {
+        self.0.insert(fd, candidate);
+        if let Some((word, bit)) = mark_of(fd) {
+            word.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    fn remove(&mut self, fd: c_int) -> Option<Candidate> {
+        if let Some((word, bit)) = mark_of(fd) {
+            word.fetch_and(!bit, Ordering::Release);
+        }
+        self.0.remove(&fd)
+    }
 }
 
 /// A descriptor of such a socket.
@@ -36,8 +70,8 @@ struct EpollMembership {
     event: libc::epoll_event,
 }
 
-fn lock_candidates() -> MutexGuard<'static, HashMap<c_int, Candidate>> {
-    CANDIDATES.lock()
+fn lock_candidates() -> Candidates {
+    Candidates(CANDIDATES.lock())
 }
 
 /// Checks whether the descriptor is an rsocket.
@@ -62,8 +96,11 @@ pub fn add_candidate(fd: c_int, domain: c_int, kind: c_int) {
 
 /// Adds a duplicate of a candidate.
 pub fn add_duplicate_candidate(fd: c_int, number: c_int) {
+    if !may_be_candidate(fd) {
+        return;
+    }
     let mut all = lock_candidates();
-    if let Some(candidate) = all.get_mut(&fd) {
+    if let Some(candidate) = all.0.get_mut(&fd) {
         candidate.has_duplicates = true;
         let has_duplicates = true;
         let memberships = Vec::new();
@@ -79,7 +116,9 @@ pub fn add_duplicate_candidate(fd: c_int, number: c_int) {
 
 /// Removes a descriptor that was closed.
 pub fn remove_candidate(fd: c_int) {
-    lock_candidates().remove(&fd);
+    if may_be_candidate(fd) {
+        lock_candidates().remove(fd);
+    }
 }
 
 /// Removes a socket that stays one of the kernel, at all its descriptors.
@@ -90,8 +129,8 @@ pub fn remove_socket(fd: c_int) {
 /// Checks for a socket whose kind is not decided. The number may belong to another file by now, if
 /// the socket was closed by the C library itself or by a system call.
 pub fn is_candidate(fd: c_int) -> bool {
-    let is_known = lock_candidates().contains_key(&fd);
-    is_known && is_tcp_socket(fd)
+    let is_known = || lock_candidates().0.contains_key(&fd);
+    may_be_candidate(fd) && is_known() && is_tcp_socket(fd)
 }
 
 fn is_tcp_socket(fd: c_int) -> bool {
@@ -111,8 +150,11 @@ fn option_number(fd: c_int, name: c_int) -> Option<c_int> {
 
 /// Records that a candidate was added to an epoll instance, modified or removed.
 pub fn note_epoll(instance: c_int, operation: c_int, fd: c_int, event: Option<libc::epoll_event>) {
+    if !may_be_candidate(fd) {
+        return;
+    }
     let mut all = lock_candidates();
-    let Some(candidate) = all.get_mut(&fd) else {
+    let Some(candidate) = all.0.get_mut(&fd) else {
         return;
     };
     let memberships = &mut candidate.memberships;
@@ -179,16 +221,19 @@ pub fn convert_socket(fd: c_int) -> bool {
 /// Removes a candidate and its duplicates, and returns them with their numbers.
 fn take_descriptors(fd: c_int) -> Vec<(c_int, Candidate)> {
     let mut all = lock_candidates();
-    let first = all.remove(&fd).unwrap_or_default();
+    let first = all.remove(fd).unwrap_or_default();
     let mut numbers = Vec::new();
     if first.has_duplicates {
         let cookie = socket_cookie(fd);
-        let duplicates = all.iter().filter(|(_, candidate)| candidate.has_duplicates);
+        let duplicates = all
+            .0
+            .iter()
+            .filter(|(_, candidate)| candidate.has_duplicates);
         let of_socket = duplicates.filter(|(number, _)| socket_cookie(**number) == cookie);
         numbers.extend(of_socket.map(|(number, _)| *number));
     }
     let others = numbers.into_iter().map(|number| {
-        let candidate = all.remove(&number).unwrap_or_default();
+        let candidate = all.remove(number).unwrap_or_default();
         (number, candidate)
     });
     std::iter::once((fd, first)).chain(others).collect()

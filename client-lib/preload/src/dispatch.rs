@@ -6,7 +6,7 @@ macro_rules! dispatched_calls {
     ($(fn $name:ident = $call:ident ($fd:ident: $fd_type:ty $(, $argument:ident: $type:ty)* $(,)?) -> $result:ty;)*) => {
         $(
             #[unsafe(export_name = stringify!($call))]
-            unsafe extern "C" fn $name($fd: $fd_type $(, $argument: $type)*) -> $result {
+            unsafe extern "C-unwind" fn $name($fd: $fd_type $(, $argument: $type)*) -> $result {
                 // SAFETY: by the contract of the manual page.
                 unsafe {
                     if is_rsocket($fd) {

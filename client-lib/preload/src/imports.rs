@@ -8,7 +8,7 @@ macro_rules! imported_functions {
         $(
             /// The function of that name.
             pub unsafe fn $name($($argument: $type),*) -> $result {
-                type Function = unsafe extern "C" fn($($type),*) -> $result;
+                type Function = unsafe extern "C-unwind" fn($($type),*) -> $result;
                 static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 let mut found = FOUND.load(Ordering::Relaxed);
                 if found.is_null() {

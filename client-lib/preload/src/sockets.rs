@@ -29,7 +29,7 @@ dispatched_calls! {
 }
 
 #[unsafe(export_name = "socket")]
-unsafe extern "C" fn create_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+unsafe extern "C-unwind" fn create_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: numbers.
     let fd = unsafe { libc_calls::socket(domain, kind, protocol) };
     add_candidate(fd, domain, kind);
@@ -37,7 +37,11 @@ unsafe extern "C" fn create_socket(domain: c_int, kind: c_int, protocol: c_int) 
 }
 
 #[unsafe(export_name = "bind")]
-unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
+unsafe extern "C-unwind" fn bind_socket(
+    fd: c_int,
+    addr: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
         let is_own = is_candidate(fd) && rsockets::is_reachable(addr, length, 1) != 0;
@@ -49,7 +53,11 @@ unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: sockl
 }
 
 #[unsafe(export_name = "connect")]
-unsafe extern "C" fn connect_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
+unsafe extern "C-unwind" fn connect_socket(
+    fd: c_int,
+    addr: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
         let is_reachable = is_candidate(fd) && rsockets::is_reachable(addr, length, 0) != 0;
@@ -62,7 +70,7 @@ unsafe extern "C" fn connect_socket(fd: c_int, addr: *const sockaddr, length: so
 }
 
 #[unsafe(export_name = "listen")]
-unsafe extern "C" fn start_listening(fd: c_int, backlog: c_int) -> c_int {
+unsafe extern "C-unwind" fn start_listening(fd: c_int, backlog: c_int) -> c_int {
     if is_rsocket(fd) {
         // SAFETY: an rsocket.
         return unsafe { rsockets::listen(fd, backlog) };
@@ -107,7 +115,7 @@ unsafe fn join_rsocket(fd: c_int, backlog: c_int) -> bool {
 }
 
 #[unsafe(export_name = "accept")]
-unsafe extern "C" fn accept_connection(
+unsafe extern "C-unwind" fn accept_connection(
     fd: c_int,
     addr: *mut sockaddr,
     length: *mut socklen_t,
@@ -121,7 +129,7 @@ unsafe extern "C" fn accept_connection(
 /// # Safety
 /// As the manual page says.
 #[unsafe(export_name = "close")]
-pub unsafe extern "C" fn close_descriptor(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn close_descriptor(fd: c_int) -> c_int {
     // SAFETY: numbers.
     unsafe {
         if is_open_rsocket(fd) {
@@ -137,7 +145,7 @@ pub unsafe extern "C" fn close_descriptor(fd: c_int) -> c_int {
 /// The declaration in C is variadic; on x86-64 and AArch64, integer arguments of variadic functions are
 /// passed as those of other functions.
 #[unsafe(export_name = "syscall")]
-unsafe extern "C" fn call_kernel(
+unsafe extern "C-unwind" fn call_kernel(
     number: c_long,
     first: c_long,
     second: c_long,
@@ -176,7 +184,7 @@ unsafe fn note_duplicate(fd: c_int, number: c_int) {
 }
 
 #[unsafe(export_name = "dup")]
-unsafe extern "C" fn duplicate(fd: c_int) -> c_int {
+unsafe extern "C-unwind" fn duplicate(fd: c_int) -> c_int {
     // SAFETY: numbers; the new descriptor belongs to the program.
     unsafe {
         let number = libc_calls::dup(fd);
@@ -206,7 +214,7 @@ unsafe fn duplicate_to(fd: c_int, number: c_int, flags: c_int) -> c_int {
 }
 
 #[unsafe(export_name = "dup2")]
-unsafe extern "C" fn duplicate_as(fd: c_int, number: c_int) -> c_int {
+unsafe extern "C-unwind" fn duplicate_as(fd: c_int, number: c_int) -> c_int {
     // SAFETY: numbers.
     unsafe {
         if fd == number {
@@ -218,7 +226,7 @@ unsafe extern "C" fn duplicate_as(fd: c_int, number: c_int) -> c_int {
 }
 
 #[unsafe(export_name = "dup3")]
-unsafe extern "C" fn duplicate_with_flags(fd: c_int, number: c_int, flags: c_int) -> c_int {
+unsafe extern "C-unwind" fn duplicate_with_flags(fd: c_int, number: c_int, flags: c_int) -> c_int {
     // SAFETY: numbers.
     unsafe {
         if fd == number {
@@ -230,7 +238,11 @@ unsafe extern "C" fn duplicate_with_flags(fd: c_int, number: c_int, flags: c_int
 }
 
 #[unsafe(export_name = "fcntl")]
-unsafe extern "C" fn control_descriptor(fd: c_int, command: c_int, argument: usize) -> c_int {
+unsafe extern "C-unwind" fn control_descriptor(
+    fd: c_int,
+    command: c_int,
+    argument: usize,
+) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
         if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
@@ -248,13 +260,17 @@ unsafe extern "C" fn control_descriptor(fd: c_int, command: c_int, argument: usi
 }
 
 #[unsafe(export_name = "fcntl64")]
-unsafe extern "C" fn control_descriptor_64(fd: c_int, command: c_int, argument: usize) -> c_int {
+unsafe extern "C-unwind" fn control_descriptor_64(
+    fd: c_int,
+    command: c_int,
+    argument: usize,
+) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe { control_descriptor(fd, command, argument) }
 }
 
 #[unsafe(export_name = "ioctl")]
-unsafe extern "C" fn control_device(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+unsafe extern "C-unwind" fn control_device(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) && !matches!(request, libc::FIOCLEX | libc::FIONCLEX) {

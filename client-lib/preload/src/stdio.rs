@@ -20,10 +20,10 @@ struct StreamHead {
 /// The functions of fopencookie(3).
 #[repr(C)]
 struct StreamCalls {
-    read: unsafe extern "C" fn(*mut c_void, *mut c_char, usize) -> isize,
-    write: unsafe extern "C" fn(*mut c_void, *const c_char, usize) -> isize,
-    seek: unsafe extern "C" fn(*mut c_void, *mut i64, c_int) -> c_int,
-    close: unsafe extern "C" fn(*mut c_void) -> c_int,
+    read: unsafe extern "C-unwind" fn(*mut c_void, *mut c_char, usize) -> isize,
+    write: unsafe extern "C-unwind" fn(*mut c_void, *const c_char, usize) -> isize,
+    seek: unsafe extern "C-unwind" fn(*mut c_void, *mut i64, c_int) -> c_int,
+    close: unsafe extern "C-unwind" fn(*mut c_void) -> c_int,
 }
 
 unsafe extern "C" {
@@ -35,13 +35,17 @@ fn descriptor_of(cookie: *mut c_void) -> c_int {
     cookie.addr() as c_int
 }
 
-unsafe extern "C" fn read_stream(cookie: *mut c_void, to: *mut c_char, length: usize) -> isize {
+unsafe extern "C-unwind" fn read_stream(
+    cookie: *mut c_void,
+    to: *mut c_char,
+    length: usize,
+) -> isize {
     // SAFETY: a buffer of the C library.
     unsafe { read_bytes(descriptor_of(cookie), to.cast(), length) }
 }
 
 /// Returns less than `length` after an error.
-unsafe extern "C" fn write_stream(
+unsafe extern "C-unwind" fn write_stream(
     cookie: *mut c_void,
     from: *const c_char,
     length: usize,
@@ -62,20 +66,24 @@ unsafe extern "C" fn write_stream(
 }
 
 /// Streams of sockets cannot seek; the C library expects this error of them.
-unsafe extern "C" fn seek_stream(_cookie: *mut c_void, _to: *mut i64, _whence: c_int) -> c_int {
+unsafe extern "C-unwind" fn seek_stream(
+    _cookie: *mut c_void,
+    _to: *mut i64,
+    _whence: c_int,
+) -> c_int {
     // SAFETY: the C library gives a valid pointer to this thread's errno.
     unsafe { *libc::__errno_location() = libc::ESPIPE };
     -1
 }
 
-unsafe extern "C" fn close_stream(cookie: *mut c_void) -> c_int {
+unsafe extern "C-unwind" fn close_stream(cookie: *mut c_void) -> c_int {
     // SAFETY: a number.
     unsafe { close_descriptor(descriptor_of(cookie)) }
 }
 
 /// The stream of a socket that is or may become an rsocket uses the functions of this library.
 #[unsafe(export_name = "fdopen")]
-unsafe extern "C" fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
+unsafe extern "C-unwind" fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
     // SAFETY: by the contract of the manual page.
     unsafe {
         if !is_rsocket(fd) && !is_candidate(fd) {
@@ -109,7 +117,7 @@ unsafe fn number_of(stream: *mut FILE) -> c_int {
 }
 
 #[unsafe(export_name = "fclose")]
-unsafe extern "C" fn close_file(stream: *mut FILE) -> c_int {
+unsafe extern "C-unwind" fn close_file(stream: *mut FILE) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
         let number = number_of(stream);
@@ -121,7 +129,7 @@ unsafe extern "C" fn close_file(stream: *mut FILE) -> c_int {
 }
 
 #[unsafe(export_name = "freopen")]
-unsafe extern "C" fn reopen_file(
+unsafe extern "C-unwind" fn reopen_file(
     path: *const c_char,
     mode: *const c_char,
     stream: *mut FILE,
@@ -137,7 +145,7 @@ unsafe extern "C" fn reopen_file(
 }
 
 #[unsafe(export_name = "freopen64")]
-unsafe extern "C" fn reopen_file_64(
+unsafe extern "C-unwind" fn reopen_file_64(
     path: *const c_char,
     mode: *const c_char,
     stream: *mut FILE,
@@ -147,7 +155,7 @@ unsafe extern "C" fn reopen_file_64(
 }
 
 #[unsafe(export_name = "close_range")]
-unsafe extern "C" fn close_numbers(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+unsafe extern "C-unwind" fn close_numbers(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: numbers.
     unsafe {
         let closed = libc_calls::close_range(first, last, flags);
@@ -157,7 +165,7 @@ unsafe extern "C" fn close_numbers(first: c_uint, last: c_uint, flags: c_int) ->
 }
 
 #[unsafe(export_name = "closefrom")]
-unsafe extern "C" fn close_from(first: c_int) {
+unsafe extern "C-unwind" fn close_from(first: c_int) {
     // SAFETY: numbers.
     unsafe {
         libc_calls::closefrom(first);

@@ -25,7 +25,7 @@ dispatched_calls! {
 /// # Safety
 /// As the manual page says.
 #[unsafe(export_name = "read")]
-pub unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
+pub unsafe extern "C-unwind" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) {
@@ -41,7 +41,11 @@ pub unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -
 /// # Safety
 /// As the manual page says.
 #[unsafe(export_name = "write")]
-pub unsafe extern "C" fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
+pub unsafe extern "C-unwind" fn write_bytes(
+    fd: c_int,
+    from: *const c_void,
+    length: usize,
+) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) {
@@ -53,7 +57,7 @@ pub unsafe extern "C" fn write_bytes(fd: c_int, from: *const c_void, length: usi
 }
 
 #[unsafe(export_name = "sendto")]
-unsafe extern "C" fn send_to(
+unsafe extern "C-unwind" fn send_to(
     fd: c_int,
     from: *const c_void,
     length: usize,
@@ -74,14 +78,19 @@ unsafe extern "C" fn send_to(
 /// Variant of read(2) with a check of the buffer length, called by code compiled with
 /// _FORTIFY_SOURCE.
 #[unsafe(export_name = "__read_chk")]
-unsafe extern "C" fn read_checked(fd: c_int, to: *mut c_void, length: usize, room: usize) -> isize {
+unsafe extern "C-unwind" fn read_checked(
+    fd: c_int,
+    to: *mut c_void,
+    length: usize,
+    room: usize,
+) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe { read_bytes(fd, to, length.min(room)) }
 }
 
 /// Variant of recv(2), likewise.
 #[unsafe(export_name = "__recv_chk")]
-unsafe extern "C" fn receive_checked(
+unsafe extern "C-unwind" fn receive_checked(
     fd: c_int,
     to: *mut c_void,
     length: usize,
@@ -94,7 +103,7 @@ unsafe extern "C" fn receive_checked(
 
 /// Variant of recvfrom(2), likewise.
 #[unsafe(export_name = "__recvfrom_chk")]
-unsafe extern "C" fn receive_from_checked(
+unsafe extern "C-unwind" fn receive_from_checked(
     fd: c_int,
     to: *mut c_void,
     length: usize,
@@ -114,7 +123,7 @@ fn moved_or_failed(moved: c_uint) -> c_int {
 }
 
 #[unsafe(export_name = "sendmmsg")]
-unsafe extern "C" fn send_messages(
+unsafe extern "C-unwind" fn send_messages(
     fd: c_int,
     list: *mut mmsghdr,
     count: c_uint,
@@ -138,7 +147,7 @@ unsafe extern "C" fn send_messages(
 }
 
 #[unsafe(export_name = "recvmmsg")]
-unsafe extern "C" fn receive_messages(
+unsafe extern "C-unwind" fn receive_messages(
     fd: c_int,
     list: *mut mmsghdr,
     count: c_uint,
@@ -215,7 +224,7 @@ unsafe fn with_message(
 macro_rules! vector_calls {
     ($($name:ident = $symbol:literal, $call:ident, $of_rsocket:ident;)*) => {$(
         #[unsafe(export_name = $symbol)]
-        unsafe extern "C" fn $name(
+        unsafe extern "C-unwind" fn $name(
             fd: c_int,
             list: *const iovec,
             count: c_int,
@@ -246,7 +255,7 @@ vector_calls! {
 const PIECE: usize = 1 << 16;
 
 #[unsafe(export_name = "sendfile")]
-unsafe extern "C" fn send_file(
+unsafe extern "C-unwind" fn send_file(
     to: c_int,
     from: c_int,
     offset: *mut libc::off_t,
@@ -300,7 +309,7 @@ unsafe fn copy_file(to: c_int, from: c_int, at: &mut libc::off_t, length: usize)
 }
 
 #[unsafe(export_name = "sendfile64")]
-unsafe extern "C" fn send_file_64(
+unsafe extern "C-unwind" fn send_file_64(
     to: c_int,
     from: c_int,
     offset: *mut libc::off_t,
@@ -314,7 +323,7 @@ unsafe extern "C" fn send_file_64(
 macro_rules! seeks {
     ($($name:ident = $symbol:literal;)*) => {$(
         #[unsafe(export_name = $symbol)]
-        unsafe extern "C" fn $name(fd: c_int, offset: libc::off_t, whence: c_int) -> libc::off_t {
+        unsafe extern "C-unwind" fn $name(fd: c_int, offset: libc::off_t, whence: c_int) -> libc::off_t {
             // SAFETY: by the contract of the manual page.
             unsafe {
                 if !is_rsocket(fd) {

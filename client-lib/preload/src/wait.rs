@@ -14,7 +14,7 @@ fn timespec_of_ms(timeout_ms: c_int) -> Option<timespec> {
 }
 
 #[unsafe(export_name = "poll")]
-unsafe extern "C" fn poll_list(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
+unsafe extern "C-unwind" fn poll_list(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     let timeout = timespec_of_ms(timeout_ms);
     // SAFETY: by the contract of the manual page.
     unsafe {
@@ -28,7 +28,7 @@ unsafe extern "C" fn poll_list(fds: *mut pollfd, count: nfds_t, timeout_ms: c_in
 }
 
 #[unsafe(export_name = "ppoll")]
-unsafe extern "C" fn poll_with_mask(
+unsafe extern "C-unwind" fn poll_with_mask(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const timespec,
@@ -48,7 +48,7 @@ unsafe extern "C" fn poll_with_mask(
 /// Variant of poll(2) with a check of the list length, called by code compiled with
 /// _FORTIFY_SOURCE.
 #[unsafe(export_name = "__poll_chk")]
-unsafe extern "C" fn poll_checked(
+unsafe extern "C-unwind" fn poll_checked(
     fds: *mut pollfd,
     count: nfds_t,
     timeout_ms: c_int,
@@ -59,7 +59,7 @@ unsafe extern "C" fn poll_checked(
 }
 
 #[unsafe(export_name = "select")]
-unsafe extern "C" fn select_sets(
+unsafe extern "C-unwind" fn select_sets(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
@@ -78,7 +78,7 @@ unsafe extern "C" fn select_sets(
 }
 
 #[unsafe(export_name = "pselect")]
-unsafe extern "C" fn select_with_mask(
+unsafe extern "C-unwind" fn select_with_mask(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
@@ -91,7 +91,7 @@ unsafe extern "C" fn select_with_mask(
 }
 
 #[unsafe(export_name = "epoll_ctl")]
-unsafe extern "C" fn control_epoll(
+unsafe extern "C-unwind" fn control_epoll(
     number: c_int,
     operation: c_int,
     fd: c_int,
@@ -110,7 +110,7 @@ unsafe extern "C" fn control_epoll(
 }
 
 #[unsafe(export_name = "epoll_wait")]
-unsafe extern "C" fn wait_for_epoll(
+unsafe extern "C-unwind" fn wait_for_epoll(
     number: c_int,
     events: *mut epoll_event,
     most: c_int,
@@ -121,7 +121,7 @@ unsafe extern "C" fn wait_for_epoll(
 }
 
 #[unsafe(export_name = "epoll_pwait")]
-unsafe extern "C" fn wait_with_mask(
+unsafe extern "C-unwind" fn wait_with_mask(
     number: c_int,
     events: *mut epoll_event,
     most: c_int,

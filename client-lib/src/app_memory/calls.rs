@@ -15,7 +15,8 @@
 use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
@@ -24,6 +25,7 @@ use rustix::thread::futex;
 use siw_shm::shared_memory::PAGE;
 
 use super::attributes;
+use super::cancel::CancelGuard;
 use super::descriptors::is_remapped_file;
 use super::idle;
 use super::vma::{Mapping, Vma, find_mapping, list_vmas};
@@ -137,10 +139,34 @@ fn mapping_at(maps: &File, address: usize) -> Result<Option<Mapping>, Errno> {
     Ok(find_mapping(maps, address)?.filter(|found| found.range.start <= address))
 }
 
-pub(super) fn open_maps() -> Result<File, Errno> {
+/// /proc/self/maps. Its reader cannot be cancelled.
+pub(super) struct Maps {
+    file: File,
+    _guard: CancelGuard,
+}
+
+impl Deref for Maps {
+    type Target = File;
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Maps {
+    /// Gives the descriptor away.
+    pub fn into_descriptor(self) -> RawFd {
+        self.file.into_raw_fd()
+    }
+}
+
+pub(super) fn open_maps() -> Result<Maps, Errno> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()).map(File::from)
+    let file = rustix::fs::open(c"/proc/self/maps", flags, Mode::empty())?;
+    Ok(Maps {
+        file: file.into(),
+        _guard: CancelGuard::new(),
+    })
 }
 
 /// madvise(2).
@@ -178,6 +204,7 @@ pub unsafe fn madvise(address: usize, len: usize, advice: c_int) -> c_int {
             return fail(error) as c_int;
         }
         if takes {
+            let _guard = CancelGuard::new();
             keep_errno(idle::reclaim_taken);
         }
     }
@@ -308,6 +335,7 @@ pub unsafe fn munmap(address: usize, len: usize) -> c_int {
     // SAFETY: the caller's promise.
     let done = unsafe { libc::syscall(libc::SYS_munmap, address, len) as c_int };
     if takes && done == 0 {
+        let _guard = CancelGuard::new();
         keep_errno(idle::reclaim_taken);
     }
     done
@@ -334,6 +362,7 @@ pub unsafe fn mmap(
     let mapped =
         unsafe { libc::syscall(libc::SYS_mmap, address, len, prot, flags, fd, offset) as isize };
     if takes && mapped != -1 {
+        let _guard = CancelGuard::new();
         keep_errno(idle::reclaim_taken);
     }
     mapped
@@ -355,6 +384,7 @@ pub unsafe fn gives_up_idle(block: usize) -> bool {
 
 /// Frees the daemon's files of pages that the program has given up.
 pub fn reclaim_given_up() {
+    let _guard = CancelGuard::new();
     keep_errno(idle::reclaim_taken);
 }
 
@@ -368,7 +398,7 @@ fn keep_errno(call: impl FnOnce()) {
 
 /// Checks that a range consists of private anonymous memory and the daemon's files, and cannot be
 /// handed to the kernel, which moves one mapping only. Returns the access of the last mapping.
-fn find_parts(range: &Range<usize>, new_len: usize) -> Result<Option<(File, ProtFlags)>, Errno> {
+fn find_parts(range: &Range<usize>, new_len: usize) -> Result<Option<(Maps, ProtFlags)>, Errno> {
     let maps = open_maps()?;
     let (mut at, mut count, mut ours) = (range.start, 0, 0);
     let mut prot = ProtFlags::empty();

@@ -35,6 +35,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::calls::{MAPPINGS, open_maps};
+use super::cancel::CancelGuard;
 #[cfg(target_arch = "x86_64")]
 use super::clone_trap::CloneTrap;
 use super::descriptors::{self, RemappedFile, RemappedFiles};
@@ -116,6 +117,7 @@ pub(super) fn spare_mappings_for_children() {
 }
 
 extern "C" fn before_fork() {
+    let _guard = CancelGuard::new();
     if idle::may_exist() {
         idle::give_back_all();
     }
@@ -261,7 +263,7 @@ impl ForkUnderWay {
         // Where /proc is not mounted nothing has been remapped.
         if let Ok(maps) = open_maps() {
             let _ = for_each_mapping(&maps, |mapping| self.copy_mapping(mapping));
-            close(maps.into_raw_fd());
+            close(maps.into_descriptor());
         }
         if let Some(pipe) = &self.pipe {
             close(pipe.write);

@@ -14,6 +14,7 @@
 
 mod attributes;
 pub mod calls;
+mod cancel;
 #[cfg(target_arch = "x86_64")]
 mod clone_trap;
 mod descriptors;
@@ -36,6 +37,7 @@ use crate::context::ClientInner;
 use crate::locking::lock_unpoisoned;
 use crate::{Access, Error, Failed, Pd};
 use attributes::Attributes;
+pub use cancel::CancelGuard;
 use duplicate::MappedFile;
 pub use fork::watch_forks;
 pub use owned::{OwnedMr, StableBuffer};

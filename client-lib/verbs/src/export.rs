@@ -55,6 +55,38 @@ macro_rules! assign_nodes {
     };
 }
 
+/// As [`export_symbols`], for functions that may have to wait, with a [`Call`](crate::waiting::Call) as
+/// their first argument. They are cancellation points.
+macro_rules! export_waiting_symbols {
+    ($nodes:tt: $(
+        fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty = $function:path;
+    )*) => {
+        $(
+            $crate::export::assign_nodes!($name: $nodes);
+
+            #[unsafe(export_name = concat!("siw_abi_", stringify!($name)))]
+            unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+                let mut call = $crate::waiting::Call::new();
+                // SAFETY: nothing here is dropped.
+                unsafe { $crate::waiting::test_cancel() };
+                loop {
+                    let result = $crate::export::contain(stringify!($name), || {
+                        // SAFETY: the manual page of the function gives its caller the obligations.
+                        let result = unsafe { $function(&mut call, $($argument),*) };
+                        call.end_attempt();
+                        result
+                    });
+                    if !call.must_wait() {
+                        return result;
+                    }
+                    // SAFETY: as above.
+                    unsafe { call.wait() };
+                }
+            }
+        )*
+    };
+}
+
 /// Functions with C's calling convention for a table of others. A panic ends the call with the value
 /// of [`Failure`].
 macro_rules! c_functions {
@@ -67,6 +99,25 @@ macro_rules! c_functions {
             $(#[$attribute])*
             $visibility unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
                 $crate::export::contain(stringify!($name), move || {
+                    // SAFETY: the manual page of the function gives its caller the obligations.
+                    unsafe { $function($($argument),*) }
+                })
+            }
+        )*
+    };
+}
+
+/// As [`c_functions`], for posting and polling, which make no call that is a cancellation point.
+macro_rules! fast_functions {
+    ($(
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?
+            = $function:path;
+    )*) => {
+        $(
+            $(#[$attribute])*
+            $visibility unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
+                $crate::export::contain_fast(stringify!($name), move || {
                     // SAFETY: the manual page of the function gives its caller the obligations.
                     unsafe { $function($($argument),*) }
                 })
@@ -92,7 +143,10 @@ macro_rules! bare_functions {
     };
 }
 
-pub(crate) use {assign_nodes, bare_functions, c_functions, export_symbols};
+pub(crate) use {
+    assign_nodes, bare_functions, c_functions, export_symbols, export_waiting_symbols,
+    fast_functions,
+};
 
 /// The value by which a function of the C interface reports failure.
 pub trait Failure {
@@ -130,9 +184,21 @@ impl<T> Failure for *const T {
 }
 
 /// Runs the body of a function of the C interface. After a panic, which the panic hook has reported,
-/// it fails with EIO.
+/// it fails with EIO. A cancellation of the thread stays pending meanwhile.
 #[inline]
 pub fn contain<R: Failure>(call: &'static str, body: impl FnOnce() -> R) -> R {
+    let _guard = siw::CancelGuard::new();
+    contain_fast(call, body)
+}
+
+/// Runs a part of the waiting in a function of the C interface.
+pub fn contain_quietly(body: impl FnOnce()) {
+    contain("waiting", body);
+}
+
+/// As [`contain`], for a body that calls no cancellation points.
+#[inline]
+pub fn contain_fast<R: Failure>(call: &'static str, body: impl FnOnce() -> R) -> R {
     let interrupted = begin_call(call);
     let result = siw::contain_panic(call, body).unwrap_or_else(|| {
         set_errno(libc::EIO);

@@ -10,6 +10,7 @@
 //! | `rsockets/` | librdmacm: rsockets |
 //! | `descriptor.rs`, `mark.rs` | descriptors of events; marks that tell open files apart |
 //! | `memory_calls.rs` | overrides madvise(2) and mremap(2) |
+//! | `waiting.rs` | calls that wait: signals and cancellation |
 //! | `per_process.rs` | state that a child of fork(2) does not share |
 //! | `mirror.rs` | addresses of devices, for the library that `siwrun` preloads |
 //!
@@ -31,3 +32,4 @@ mod per_process;
 mod rdmacm;
 mod rsockets;
 mod status;
+mod waiting;

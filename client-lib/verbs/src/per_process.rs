@@ -36,12 +36,27 @@ impl<T: Default> PerProcess<T> {
         }
     }
 
-    /// Returns the state of the parent, in a child of fork(2) that has a state of its own. Its locks must
-    /// not be waited for.
+    /// Returns the state of this process, if there is one. Allocates nothing: allocators open, read and
+    /// close files with their locks held.
+    #[inline]
+    pub fn find(&self) -> Option<&'static T> {
+        let found = self.load()?;
+        (found.generation == siw::process_generation()).then_some(&found.state)
+    }
+
+    /// Returns the state of the parent, in a child of fork(2). Its locks must not be waited for.
     pub fn inherited(&self) -> Option<&'static T> {
+        let found = self.load()?;
+        let inherited = match found.generation == siw::process_generation() {
+            true => found.inherited?,
+            false => found,
+        };
+        Some(&inherited.state)
+    }
+
+    fn load(&self) -> Option<&'static Stamped<T>> {
         // SAFETY: NULL or a box that is never freed.
-        let found = unsafe { self.0.load(Ordering::Acquire).as_ref() }?;
-        found.inherited.map(|inherited| &inherited.state)
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
     /// Creates the state of this process, unless another thread has done so.

@@ -7,19 +7,21 @@ use crate::common::Daemon;
 use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::Program;
 
-/// Runs a program of this folder for each list of arguments; it has to say "done".
-fn run_over_rsockets(name: &str, arguments: &[&str]) {
+/// Runs a program of this folder for each list of arguments; it has to say "done". Returns what it says.
+fn run_over_rsockets(name: &str, arguments: &[&str]) -> Vec<String> {
     if !can_compile() {
-        return;
+        return Vec::new();
     }
     let daemon = Daemon::loopback();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
     let (program, _) = compile(&daemon, &source);
-    for arguments in arguments {
+    let run = |arguments: &&str| {
         let line = format!("--rsockets {} {arguments}", program.display());
         let said = Program::start(&daemon, &line).succeed();
         assert!(said.contains("done"), "{said}");
-    }
+        said
+    };
+    arguments.iter().map(run).collect()
 }
 
 const BOTH_KINDS: [&str; 2] = ["127.0.0.1", "10.77.0.2"];
@@ -42,4 +44,37 @@ fn an_epoll_instance_with_rsockets_can_be_watched() {
 #[test]
 fn duplicates_of_a_socket_become_rsockets_with_it() {
     run_over_rsockets("socket_duplicates", &BOTH_KINDS);
+}
+
+#[test]
+fn an_allocator_may_use_files_with_its_locks_held() {
+    run_over_rsockets("busy_allocator", &[""]);
+}
+
+#[test]
+fn signals_and_cancellation_reach_threads_that_wait() {
+    run_over_rsockets("waiting_calls", &BOTH_KINDS);
+    run_over_rsockets("waiting_calls", &["verbs"]);
+}
+
+/// Number of random programs; SIWD_RANDOM_PROGRAMS is another one.
+const PROGRAMS: usize = 300;
+
+#[test]
+fn random_programs_do_the_same_over_sockets_of_the_kernel_and_of_siwd() {
+    let asked = std::env::var("SIWD_RANDOM_PROGRAMS").ok();
+    let most = asked.map_or(PROGRAMS, |asked| asked.parse().unwrap());
+    // A run of the program has to end within the patience of the tests.
+    for first in (0..most).step_by(PROGRAMS) {
+        let count = PROGRAMS.min(most - first);
+        let arguments = BOTH_KINDS.map(|address| format!("{address} {first} {count}"));
+        let said = run_over_rsockets("random_programs", &arguments.each_ref().map(String::as_str));
+        let [kernel, siwd] = &said[..] else {
+            return;
+        };
+        assert_eq!(kernel.lines().count(), count + 1);
+        for (kernel, siwd) in kernel.lines().zip(siwd.lines()) {
+            assert_eq!(kernel, siwd);
+        }
+    }
 }

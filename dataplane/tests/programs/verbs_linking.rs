@@ -235,7 +235,9 @@ fn no_function_of_the_c_interface_lets_a_panic_out() {
     rust_files(&source, &mut files);
     let unguarded: Vec<String> = files
         .iter()
-        .filter(|path| !path.starts_with(source.join("bin")) && !path.ends_with("export.rs"))
+        // `waiting.rs` declares functions of the C library, and has a clean-up handler that contains panics.
+        .filter(|path| !path.ends_with("export.rs") && !path.ends_with("waiting.rs"))
+        .filter(|path| !path.starts_with(source.join("bin")))
         .flat_map(|path| {
             let text = std::fs::read_to_string(path).unwrap();
             let lines = text.lines().map(str::to_owned).collect::<Vec<_>>();

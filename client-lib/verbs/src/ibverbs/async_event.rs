@@ -1,16 +1,19 @@
 //! Asynchronous events (ibv_get_async_event(3)): events of the daemon, with the program's object.
 //! The descriptor keeps the O_NONBLOCK setting of the program.
 
-use super::context::ContextObject;
+use super::context::{AsyncState, ContextObject};
 use super::cq::CqObject;
 use super::port::PORT;
 use super::qp::QpObject;
 use super::srq::SrqObject;
 use crate::abi::*;
 use crate::status::{log_failure, set_errno};
-use siw::{AsyncEvent, AsyncEventKind, Error};
+use crate::waiting::{Call, Held};
+use rustix::fd::AsRawFd;
+use siw::{AsyncEvent, AsyncEventKind, Context, Error};
 use siw_shm::control::EVERY_DEVICE;
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -56,21 +59,36 @@ pub fn is_of_device(context: &ContextObject, event: &AsyncEvent) -> bool {
     [EVERY_DEVICE, context.device().info().index].contains(&event.object)
 }
 
+/// Objects of a thread that waits for an asynchronous event. Programs close devices whose events another
+/// thread waits for. That thread goes on waiting, like a read of a descriptor that is closed meanwhile, and
+/// does not use the context when it wakes. (Those of rdma_get_devices, which share a connection, stay open.)
+struct AsyncWait(Context, Arc<AsyncState>);
+
 /// ibv_get_async_event(3)
-pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
+pub unsafe fn get_async_event(
+    call: &mut Call,
+    context: *mut ibv_context,
+    out: *mut ibv_async_event,
+) -> c_int {
+    let waited = call.take_other::<AsyncWait>();
+    if let Some(AsyncWait(_, state)) = &waited
+        && state.is_closed.load(Ordering::Acquire)
+    {
+        set_errno(libc::EIO);
+        return -1;
+    }
     // SAFETY: a context of this library.
     let object = unsafe { ContextObject::from_abi(context) };
-    // Programs close devices whose events another thread waits for. That thread goes on waiting, like a
-    // read of a descriptor that is closed meanwhile, and does not use the context when it wakes. (Those
-    // of rdma_get_devices, which share a connection, stay open.)
-    let (client, state) = (object.client().clone(), object.async_state().clone());
+    let (client, state) = match waited {
+        Some(AsyncWait(client, state)) => (client, state),
+        None => (object.client().clone(), object.async_state().clone()),
+    };
+    let interrupted = call.check_interrupted();
     loop {
-        let nonblocking = object.async_descriptor().is_nonblocking();
         let got = match object.shared_events() {
-            Some(events) => events.get(&client, nonblocking),
+            Some(events) => events.take(&client),
             None => {
-                let timeout = nonblocking.then_some(Duration::ZERO);
-                let got = client.get_async_event(timeout);
+                let got = client.get_async_event(Some(Duration::ZERO));
                 got.inspect(|event| log_failure("asynchronous event", &event.reason))
             }
         };
@@ -86,7 +104,20 @@ pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_eve
                 Some((IBV_EVENT_DEVICE_FATAL, Element { port_num }))
             }
             Err(Error::Timeout) => {
-                set_errno(libc::EAGAIN);
+                let descriptor = object.async_descriptor();
+                let source = match object.shared_events() {
+                    Some(_) => descriptor.check_open().map(|()| descriptor.number()),
+                    None => Ok(client.async_fd().as_raw_fd()),
+                };
+                match (source, interrupted) {
+                    _ if descriptor.is_nonblocking() => set_errno(libc::EAGAIN),
+                    (_, Err(errno)) => set_errno(errno),
+                    (Err(error), _) => set_errno(error.raw_os_error()),
+                    (Ok(source), Ok(())) => {
+                        let held = Held::Other(Box::new(AsyncWait(client, state)));
+                        call.wait_for_descriptors(&[source], None, false, held);
+                    }
+                }
                 return -1;
             }
             Err(Error::DaemonGone) => {

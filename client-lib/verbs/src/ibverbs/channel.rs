@@ -6,8 +6,8 @@ use super::cq::CqObject;
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::descriptor::EventDescriptor;
 use crate::status::{errno_of, pointer_of, set_errno, wake_interval};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::AsFd;
+use crate::waiting::{Call, Held};
+use rustix::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use siw::{CompletionChannel, Error, ProcessMutex};
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Looks at the first event and leaves it in the stream.
 const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
@@ -46,7 +46,7 @@ struct ChannelQueues {
     by_cookie: HashMap<u64, QueuePointer>,
     /// Queues whose last event has yet to be delivered; None while the daemon runs.
     last_events: Option<Vec<u64>>,
-    /// The queue that [`ChannelObject::await_event`] chose last.
+    /// The queue that [`SharedChannel::next_cookie_in_turn`] chose last.
     last_woken: u64,
 }
 
@@ -132,20 +132,6 @@ impl SharedChannel {
         Ok((cookie, length))
     }
 
-    /// Reads the next event; waits for it unless the program has set O_NONBLOCK.
-    fn read_event(&self) -> Result<([u8; 8], usize), Errno> {
-        loop {
-            match self.take_event() {
-                Err(Errno::AGAIN) if !self.descriptor.is_nonblocking() => {}
-                taken => return taken,
-            }
-            poll(
-                &mut [PollFd::new(&self.channel.as_fd(), PollFlags::IN)],
-                None,
-            )?;
-        }
-    }
-
     /// Called when the daemon has ended. Each queue gets one more event, so that a sleeping program
     /// finds its requests flushed, and another each time that the program arms it before it has polled
     /// everything. Returns the cookie of a queue with an event.
@@ -169,30 +155,16 @@ impl SharedChannel {
         others.find_map(|(cookie, queue)| take_event(queue).then_some(*cookie))
     }
 
-    /// Waits for the event of a queue, if the descriptor is blocking. After `interval` without an
-    /// event it returns the cookies of the queues in turn.
+    /// The cookies of the queues in turn, for a program that is woken without an event.
     #[cold]
-    fn await_event(&self, interval: Duration) -> Option<[u8; 8]> {
-        if self.descriptor.is_nonblocking() {
-            return None;
-        }
-        let fd = self.channel.as_fd();
-        loop {
-            let timeout = Timespec::try_from(interval).ok()?;
-            match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
-                Ok(0) => {}
-                // The read reports the error.
-                _ => return None,
-            }
-            let mut queues = self.lock_queues();
-            let last = queues.last_woken;
-            let cookies = queues.by_cookie.keys().copied();
-            // Cookies after the last one come first.
-            if let Some(next) = cookies.min_by_key(|cookie| (*cookie <= last, *cookie)) {
-                queues.last_woken = next;
-                return Some(next.to_ne_bytes());
-            }
-        }
+    fn next_cookie_in_turn(&self) -> Option<u64> {
+        let mut queues = self.lock_queues();
+        let last = queues.last_woken;
+        let cookies = queues.by_cookie.keys().copied();
+        // Cookies after the last one come first.
+        let next = cookies.min_by_key(|cookie| (*cookie <= last, *cookie))?;
+        queues.last_woken = next;
+        Some(next)
     }
 
     fn is_destroyed(&self) -> bool {
@@ -257,27 +229,31 @@ const TIME_TO_END: Duration = Duration::from_secs(10);
 
 /// ibv_get_cq_event(3)
 pub unsafe fn get_cq_event(
+    call: &mut Call,
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // The program may destroy the channel meanwhile.
-    // SAFETY: a channel of this library.
-    let object = unsafe { ChannelObject::from_abi(channel) }.shared().clone();
-    // SAFETY: a channel's context is open.
-    if unsafe { is_inherited((*channel).context) } {
-        // The events are those of the parent.
-        set_errno(libc::EIO);
-        return -1;
-    }
+    let object = match call.take_held() {
+        // The program may have destroyed the channel meanwhile.
+        Some(Held::Channel(object)) => object,
+        // SAFETY: a channel of this library, whose context is open.
+        _ if unsafe { is_inherited((*channel).context) } => {
+            // The events are those of the parent.
+            set_errno(libc::EIO);
+            return -1;
+        }
+        // SAFETY: as above.
+        _ => unsafe { ChannelObject::from_abi(channel) }.shared().clone(),
+    };
+    let interval = wake_interval();
+    let is_woken = call.has_timed_out();
+    let interrupted = call.check_interrupted();
     loop {
-        let chosen = wake_interval().and_then(|interval| object.await_event(interval));
-        let read = match chosen {
-            Some(cookie) => Ok((cookie, cookie.len())),
-            None => object.read_event(),
-        };
-        let cookie = match read {
-            Ok((cookie, 8)) => cookie,
+        let chosen = match object.take_event() {
+            Err(Errno::AGAIN) if is_woken => object.next_cookie_in_turn(),
+            Err(Errno::AGAIN) => None,
+            Ok((cookie, 8)) => Some(u64::from_ne_bytes(cookie)),
             Ok(_) if object.is_destroyed() => {
                 set_errno(libc::EIO);
                 return -1;
@@ -291,15 +267,33 @@ pub unsafe fn get_cq_event(
                     set_errno(libc::EIO);
                     return -1;
                 };
-                last.to_ne_bytes()
+                Some(last)
             }
             Err(error) => {
                 set_errno(error.raw_os_error());
                 return -1;
             }
         };
+        let Some(cookie) = chosen else {
+            if object.descriptor.is_nonblocking() {
+                set_errno(libc::EAGAIN);
+            } else if let Err(errno) = interrupted {
+                set_errno(errno);
+            } else {
+                let stream = object.channel.as_fd().as_raw_fd();
+                let held = Held::Channel(object.clone());
+                match interval {
+                    None => call.wait_for_data(stream, held),
+                    Some(interval) => {
+                        let deadline = Instant::now().checked_add(interval);
+                        call.wait_for_descriptors(&[stream], deadline, false, held);
+                    }
+                }
+            }
+            return -1;
+        };
         let queues = object.lock_queues();
-        let Some(found) = queues.by_cookie.get(&u64::from_ne_bytes(cookie)) else {
+        let Some(found) = queues.by_cookie.get(&cookie) else {
             continue;
         };
         // SAFETY: it is in the table. `destroy_cq` takes the table's lock before it frees the

@@ -63,7 +63,7 @@ mod slots {
     use crate::abi::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_opcode};
     use std::ffi::c_int;
 
-    crate::export::c_functions! {
+    crate::export::fast_functions! {
         pub fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int
             = super::start_poll;
         pub fn next_poll(cq: *mut ibv_cq_ex) -> c_int = super::next_poll;

@@ -6,7 +6,7 @@ use super::{
     port, qp, qp_state, rates, srq, sysfs,
 };
 use crate::abi::*;
-use crate::export::export_symbols;
+use crate::export::{export_symbols, export_waiting_symbols};
 use std::ffi::{c_char, c_int, c_void};
 
 export_symbols! { "IBVERBS_1.0":
@@ -59,12 +59,7 @@ export_symbols! { "IBVERBS_1.1":
     ) -> *mut ibv_cq = cq::create_cq;
     fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int = cq::resize_cq;
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int = cq::destroy_cq;
-    fn ibv_get_cq_event(
-        channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void,
-    ) -> c_int = channel::get_cq_event;
     fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) = channel::ack_cq_events;
-    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int
-        = async_event::get_async_event;
     fn ibv_ack_async_event(event: *mut ibv_async_event) = async_event::ack_async_event;
     fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq
         = srq::create_srq;
@@ -107,6 +102,14 @@ export_symbols! { "IBVERBS_1.1":
     ) -> c_int = not::resolve_ethernet_address;
     fn ibv_copy_ah_attr_from_kern(to: *mut c_void, from: *mut c_void) = not::copy_kernel_struct;
     fn ibv_register_driver(driver: *const c_void) = not::register_driver;
+}
+
+export_waiting_symbols! { "IBVERBS_1.1":
+    fn ibv_get_cq_event(
+        channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void,
+    ) -> c_int = channel::get_cq_event;
+    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int
+        = async_event::get_async_event;
 }
 
 export_symbols! { "IBVERBS_1.5":

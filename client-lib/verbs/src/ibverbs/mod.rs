@@ -42,3 +42,5 @@ pub mod srq;
 mod sysfs;
 mod unsupported;
 pub mod users;
+
+pub use channel::SharedChannel;

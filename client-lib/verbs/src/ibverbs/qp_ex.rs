@@ -120,7 +120,7 @@ mod slots {
     use crate::abi::{ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
     use std::ffi::{c_int, c_void};
 
-    crate::export::c_functions! {
+    crate::export::fast_functions! {
         pub fn start(qp: *mut ibv_qp_ex) = super::start;
         pub fn complete(qp: *mut ibv_qp_ex) -> c_int = super::complete;
         pub fn abort(qp: *mut ibv_qp_ex) = super::abort;

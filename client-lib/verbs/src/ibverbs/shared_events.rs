@@ -7,7 +7,7 @@ use super::async_event::is_of_device;
 use super::context::ContextObject;
 use crate::descriptor::EventDescriptor;
 use crate::status::log_failure;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::AsFd;
 use siw::{AsyncEvent, AsyncEventKind, Context, Error, KeptDescriptor, ProcessMutex};
 use std::collections::VecDeque;
@@ -96,24 +96,17 @@ impl SharedEvents {
         event
     }
 
-    /// Waits for the next event of the context, unless `nonblocking`.
-    pub fn get(&self, client: &Context, nonblocking: bool) -> Result<AsyncEvent, Error> {
+    /// Takes the next event of the context, without waiting.
+    pub fn take(&self, client: &Context) -> Result<AsyncEvent, Error> {
         loop {
             if let Some(event) = self.pop() {
                 return Ok(event);
             }
             match self.group.read_event(client) {
-                Ok(()) => continue,
-                Err(Error::Timeout) if nonblocking => {
-                    // Another thread may have passed an event on meanwhile.
-                    return self.pop().ok_or(Error::Timeout);
-                }
-                Err(Error::Timeout) => {}
+                Ok(()) => {}
+                // Another thread may have passed an event on meanwhile.
                 Err(error) => return self.pop().ok_or(error),
             }
-            self.descriptor.check_open()?;
-            let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
-            poll(&mut fds, None)?;
         }
     }
 

@@ -3,22 +3,13 @@
 
 use super::{attributes, cq, cq_ex, mr, mw, port, post, qp, srq};
 use crate::abi::*;
-use crate::export::c_functions;
+use crate::export::{c_functions, fast_functions};
 use std::ffi::c_int;
 
 c_functions! {
     fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw = mw::alloc_mw;
     fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int = post::bind_mw;
     fn dealloc_mw(mw: *mut ibv_mw) -> c_int = mw::dealloc_mw;
-    fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int = cq::poll_cq;
-    fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int = cq::req_notify_cq;
-    fn post_srq_recv(
-        srq: *mut ibv_srq, list: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr,
-    ) -> c_int = post::post_srq_recv;
-    fn post_send(qp: *mut ibv_qp, list: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int
-        = post::post_send;
-    fn post_recv(qp: *mut ibv_qp, list: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int
-        = post::post_recv;
     fn query_device_ex(
         context: *mut ibv_context, input: *const ibv_query_device_ex_input,
         attr: *mut ibv_device_attr_ex, attr_size: usize,
@@ -38,6 +29,18 @@ c_functions! {
         pd: *mut ibv_pd, advice: ib_uverbs_advise_mr_advice, flags: u32, list: *mut ibv_sge,
         count: u32,
     ) -> c_int = mr::advise_mr;
+}
+
+fast_functions! {
+    fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int = cq::poll_cq;
+    fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int = cq::req_notify_cq;
+    fn post_srq_recv(
+        srq: *mut ibv_srq, list: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr,
+    ) -> c_int = post::post_srq_recv;
+    fn post_send(qp: *mut ibv_qp, list: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int
+        = post::post_send;
+    fn post_recv(qp: *mut ibv_qp, list: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int
+        = post::post_recv;
 }
 
 /// Fills in the functions of `context->ops`.

@@ -3,10 +3,11 @@
 
 use super::channel::EventChannel;
 use super::devices::Devices;
-use super::events::complete;
+use super::events::start_and_complete;
 use super::id::{IdObject, IdState, Resolution, Resolved, fail, result_of};
 use super::sockaddr::{read_address, write_address};
 use crate::abi::*;
+use crate::waiting::Call;
 use siw::{AddressResolution, BindOptions, CmBinding, ConnectionInfo, Error, ResolvedAddress};
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -227,6 +228,7 @@ pub fn on_search_ended(state: &mut IdState, info: &mut ConnectionInfo) -> bool {
 
 /// rdma_resolve_addr(3)
 pub unsafe fn resolve_addr(
+    call: &mut Call,
     id: *mut rdma_cm_id,
     src: *mut sockaddr,
     destination: *mut sockaddr,
@@ -245,27 +247,30 @@ pub unsafe fn resolve_addr(
     };
     // Linux waits without limit for a negative time.
     let timeout = Duration::from_millis(u32::try_from(timeout_ms).unwrap_or(u32::MAX).into());
-    let resolved = check_kind(id).and_then(|()| resolve(object, from, to, timeout));
-    match result_of("rdma_resolve_addr", resolved) {
-        // SAFETY: as above.
-        0 => unsafe { complete(id) },
-        failed => failed,
-    }
+    let start = || {
+        let resolved = check_kind(id).and_then(|()| resolve(object, from, to, timeout));
+        result_of("rdma_resolve_addr", resolved)
+    };
+    // SAFETY: as above.
+    unsafe { start_and_complete(call, id, start) }
 }
 
 /// rdma_resolve_route(3): the device already has the route; iWARP has no path records.
-pub unsafe fn resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
+pub unsafe fn resolve_route(call: &mut Call, id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
     // SAFETY: an identifier of this library.
     let object = unsafe { IdObject::from_abi(id) };
-    let mut state = object.lock_state();
-    if state.resolved != Resolved::Address {
-        return fail(libc::EINVAL);
-    }
-    state.resolved = Resolved::Route;
-    drop(state);
-    object.push_plain(RDMA_CM_EVENT_ROUTE_RESOLVED);
+    let start = || {
+        let mut state = object.lock_state();
+        if state.resolved != Resolved::Address {
+            return fail(libc::EINVAL);
+        }
+        state.resolved = Resolved::Route;
+        drop(state);
+        object.push_plain(RDMA_CM_EVENT_ROUTE_RESOLVED);
+        0
+    };
     // SAFETY: as above.
-    unsafe { complete(id) }
+    unsafe { start_and_complete(call, id, start) }
 }
 
 /// rdma_set_option(3). The type of service and the acknowledgement timeout are accepted and have no

@@ -2,10 +2,11 @@
 //! rdma_disconnect(3).
 
 use super::address::bind;
-use super::events::complete;
+use super::events::{complete, start_and_complete};
 use super::id::{IdObject, Resolved, fail, find_queue_pair, result_of};
 use crate::abi::*;
 use crate::status;
+use crate::waiting::Call;
 use siw::{CmListener, ConnectOptions, Error, ListenOptions};
 use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -121,14 +122,11 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
 }
 
 /// rdma_connect(3)
-pub unsafe fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+pub unsafe fn connect(call: &mut Call, id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     // SAFETY: by the contract of the manual page.
-    let started = unsafe { start_connect(id, &read_parameters(param)) };
-    match result_of("rdma_connect", started) {
-        // SAFETY: an identifier of this library.
-        0 => unsafe { complete(id) },
-        failed => failed,
-    }
+    let start = || unsafe { start_connect(id, &read_parameters(param)) };
+    // SAFETY: an identifier of this library.
+    unsafe { start_and_complete(call, id, || result_of("rdma_connect", start())) }
 }
 
 fn start_listening(object: &IdObject, backlog: c_int) -> Result<(), Error> {
@@ -217,14 +215,11 @@ fn name_departed_peer(error: Error) -> Error {
 }
 
 /// rdma_accept(3)
-pub unsafe fn accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+pub unsafe fn accept(call: &mut Call, id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     // SAFETY: by the contract of the manual page.
-    let started = unsafe { start_accept(id, &read_parameters(param)) };
-    match result_of("rdma_accept", started) {
-        // SAFETY: an identifier of this library.
-        0 => unsafe { complete(id) },
-        failed => failed,
-    }
+    let start = || unsafe { start_accept(id, &read_parameters(param)) };
+    // SAFETY: an identifier of this library.
+    unsafe { start_and_complete(call, id, || result_of("rdma_accept", start())) }
 }
 
 /// rdma_reject(3)
@@ -246,25 +241,30 @@ pub unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_
 }
 
 /// rdma_disconnect(3)
-pub unsafe fn disconnect(id: *mut rdma_cm_id) -> c_int {
+pub unsafe fn disconnect(call: &mut Call, id: *mut rdma_cm_id) -> c_int {
     // SAFETY: an identifier of this library.
-    let (object, qp) = unsafe { (IdObject::from_abi(id), find_queue_pair(id)) };
-    let ended = match qp {
-        Some(qp) => qp.disconnect().map_err(|error| match error {
-            Error::Refused { reason, .. } => Error::Refused {
-                errno: libc::EINVAL,
-                reason,
-            },
-            error => error,
-        }),
-        None => Err(no_queue_pair()),
-    };
-    let was_connected = object.connected.load(Ordering::Acquire);
-    match result_of("rdma_disconnect", ended) {
+    let object = unsafe { IdObject::from_abi(id) };
+    if !call.has_begun {
         // SAFETY: as above.
-        0 if was_connected => unsafe { complete(id) },
-        other => other,
+        let ended = match unsafe { find_queue_pair(id) } {
+            Some(qp) => qp.disconnect().map_err(|error| match error {
+                Error::Refused { reason, .. } => Error::Refused {
+                    errno: libc::EINVAL,
+                    reason,
+                },
+                error => error,
+            }),
+            None => Err(no_queue_pair()),
+        };
+        let was_connected = object.connected.load(Ordering::Acquire);
+        let result = result_of("rdma_disconnect", ended);
+        if result != 0 || !was_connected {
+            return result;
+        }
+        call.has_begun = true;
     }
+    // SAFETY: as above.
+    unsafe { complete(call, id) }
 }
 
 /// rdma_establish(3): over iWARP, connections are established without this call, which programs make

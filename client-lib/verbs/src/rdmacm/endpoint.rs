@@ -8,6 +8,7 @@ use super::lifecycle::destroy_id;
 use super::queues::{create_qp, destroy_qp, destroy_srq};
 use crate::abi::*;
 use crate::status::{fail_with, set_errno};
+use crate::waiting::Call;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
@@ -68,9 +69,11 @@ unsafe fn set_up(
             return status;
         }
         let (src, destination) = (info.ai_src_addr, info.ai_dst_addr);
-        let mut status = resolve_addr(id, src, destination, RESOLVE_TIMEOUT_MS);
+        // Not cancellation points: the endpoint is the library's still.
+        let mut status =
+            Call::run_here(|call| resolve_addr(call, id, src, destination, RESOLVE_TIMEOUT_MS));
         if status == 0 {
-            status = resolve_route(id, RESOLVE_TIMEOUT_MS);
+            status = Call::run_here(|call| resolve_route(call, id, RESOLVE_TIMEOUT_MS));
         }
         if status == 0 && !init.is_null() {
             status = create_qp(id, pd, init);
@@ -94,7 +97,11 @@ pub unsafe fn destroy_ep(id: *mut rdma_cm_id) {
 }
 
 /// rdma_get_request(3)
-pub unsafe fn get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
+pub unsafe fn get_request(
+    call: &mut Call,
+    listen: *mut rdma_cm_id,
+    id: *mut *mut rdma_cm_id,
+) -> c_int {
     // SAFETY: an endpoint of this library.
     let object = unsafe { IdObject::from_abi(listen) };
     if !object.is_sync() {
@@ -102,8 +109,9 @@ pub unsafe fn get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> 
     }
     // SAFETY: as above.
     unsafe { release_event(listen) };
-    let event = match object.channel().get_event() {
+    let event = match object.channel().get_event(call) {
         Ok(event) => Box::into_raw(event).cast::<rdma_cm_event>(),
+        Err(_) if call.must_wait() => return -1,
         Err(error) => {
             fail_with("rdma_get_request", &error);
             return -1;

@@ -11,10 +11,11 @@ use super::queue::{
 };
 use crate::abi::*;
 use crate::status::{fail_errno, fail_with};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::waiting::{Call, Held};
 use rustix::fd::AsFd;
 use siw::{CmEvent, ConnectionInfo, Error, RdmaCmEvent};
 use std::ffi::{c_char, c_int};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -257,28 +258,36 @@ impl EventChannel {
         Ok(self.pop())
     }
 
-    /// Takes the next event; waits for it unless the program has set O_NONBLOCK.
-    pub fn get_event(&self) -> Result<Box<EventObject>, Error> {
+    /// Takes the next event, without waiting.
+    fn take_event(&self) -> Result<Option<Box<EventObject>>, Error> {
+        while let Some(event) = self.next_event()? {
+            if let Some(event) = deliver(event) {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the next event.
+    ///
+    /// # Errors
+    /// EAGAIN if the program has set O_NONBLOCK, or the call has to wait.
+    pub fn get_event(self: &Arc<Self>, call: &mut Call) -> Result<Box<EventObject>, Error> {
+        drop(call.take_held());
         if self.is_inherited() {
             return Err(Error::DaemonGone);
         }
-        loop {
-            while let Some(event) = self.next_event()? {
-                if let Some(event) = deliver(event) {
-                    return Ok(event);
-                }
-            }
-            self.descriptor.check_open()?;
-            let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
-            let zero = Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
-            let timeout = self.descriptor.is_nonblocking().then_some(&zero);
-            if poll(&mut fds, timeout)? == 0 {
-                return Err(std::io::Error::from_raw_os_error(libc::EAGAIN).into());
-            }
+        let interrupted = call.check_interrupted();
+        if let Some(event) = self.take_event()? {
+            return Ok(event);
         }
+        interrupted.map_err(std::io::Error::from_raw_os_error)?;
+        self.descriptor.check_open()?;
+        if !self.descriptor.is_nonblocking() {
+            let held = Held::Other(Box::new(self.clone()));
+            call.wait_for_descriptors(&[self.descriptor.number()], None, false, held);
+        }
+        Err(std::io::Error::from_raw_os_error(libc::EAGAIN).into())
     }
 }
 
@@ -287,7 +296,7 @@ impl EventChannel {
 ///
 /// # Safety
 /// An identifier of this library.
-pub unsafe fn complete(id: *mut rdma_cm_id) -> c_int {
+pub unsafe fn complete(call: &mut Call, id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as the caller promised.
     let object = unsafe { IdObject::from_abi(id) };
     if !object.is_sync() {
@@ -297,8 +306,9 @@ pub unsafe fn complete(id: *mut rdma_cm_id) -> c_int {
     // meanwhile.
     unsafe {
         release_event(id);
-        let event = match object.channel().get_event() {
+        let event = match object.channel().get_event(call) {
             Ok(event) => Box::into_raw(event).cast::<rdma_cm_event>(),
+            Err(_) if call.must_wait() => return -1,
             Err(error) => {
                 fail_with("waiting for the event of a synchronous call", &error);
                 return -1;
@@ -311,6 +321,26 @@ pub unsafe fn complete(id: *mut rdma_cm_id) -> c_int {
             (status, _) => fail(status.abs()),
         }
     }
+}
+
+/// A call of a synchronous identifier: `start` returns 0 if an event follows.
+///
+/// # Safety
+/// An identifier of this library.
+pub unsafe fn start_and_complete(
+    call: &mut Call,
+    id: *mut rdma_cm_id,
+    start: impl FnOnce() -> c_int,
+) -> c_int {
+    if !call.has_begun {
+        let failed = start();
+        if failed != 0 {
+            return failed;
+        }
+        call.has_begun = true;
+    }
+    // SAFETY: as the caller promised.
+    unsafe { complete(call, id) }
 }
 
 /// Acknowledges the event of a synchronous identifier.
@@ -340,6 +370,7 @@ pub unsafe fn destroy_event_channel(channel: *mut rdma_event_channel) {
 
 /// rdma_get_cm_event(3)
 pub unsafe fn get_cm_event(
+    call: &mut Call,
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
@@ -349,11 +380,12 @@ pub unsafe fn get_cm_event(
     }
     // Programs destroy channels that another thread waits on. That thread goes on waiting, like a
     // read of a descriptor that is closed meanwhile.
-    // SAFETY: a channel of this library.
-    let waited_on = unsafe { EventChannelObject::from_abi(channel) }
-        .channel()
-        .clone();
-    match waited_on.get_event() {
+    let waited_on = call.take_other::<Arc<EventChannel>>().unwrap_or_else(|| {
+        // SAFETY: a channel of this library.
+        let object = unsafe { EventChannelObject::from_abi(channel) };
+        object.channel().clone()
+    });
+    match waited_on.get_event(call) {
         Ok(got) => {
             // SAFETY: a pointer to write.
             unsafe { event.write(Box::into_raw(got).cast()) };

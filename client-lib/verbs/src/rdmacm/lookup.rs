@@ -2,10 +2,11 @@
 //! rdma_query_addrinfo(3)), and events of the program itself (rdma_write_cm_event(3)).
 
 use super::addrinfo::{AddressInfo, getaddrinfo};
-use super::events::complete;
+use super::events::start_and_complete;
 use super::id::{IdObject, fail};
 use super::queue::{PlainEvent, QueuedEvent, RDMA_CM_EVENT_ADDRINFO_RESOLVED, RDMA_CM_EVENT_USER};
 use crate::abi::*;
+use crate::waiting::Call;
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 
@@ -14,6 +15,7 @@ const RAI_SA: c_int = 0x10;
 
 /// rdma_resolve_addrinfo(3). As in rdma-core, the lookup takes place in the call, and the event follows.
 pub unsafe fn resolve_addrinfo(
+    call: &mut Call,
     id: *mut rdma_cm_id,
     node: *const c_char,
     service: *const c_char,
@@ -22,6 +24,18 @@ pub unsafe fn resolve_addrinfo(
     if id.is_null() {
         return fail(libc::EINVAL);
     }
+    // SAFETY: by the contract of the manual page; an identifier of this library.
+    unsafe { start_and_complete(call, id, || start_lookup(id, node, service, hints)) }
+}
+
+/// # Safety
+/// The contract of rdma_resolve_addrinfo(3).
+unsafe fn start_lookup(
+    id: *mut rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> c_int {
     // SAFETY: NULL or a struct to read.
     if unsafe { hints.as_ref() }.is_some_and(|hints| hints.ai_flags & RAI_SA != 0) {
         return fail(libc::EOPNOTSUPP);
@@ -43,8 +57,7 @@ pub unsafe fn resolve_addrinfo(
     state.looked_up = Some(found);
     drop(state);
     object.push_plain(RDMA_CM_EVENT_ADDRINFO_RESOLVED);
-    // SAFETY: as above.
-    unsafe { complete(id) }
+    0
 }
 
 /// rdma_query_addrinfo(3)

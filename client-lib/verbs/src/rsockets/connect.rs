@@ -2,15 +2,15 @@
 
 use super::options::Options;
 use super::socket::{
-    Attempt, Connecting, EarlyConnection, Listening, Phase, Rsocket, RsocketState,
-    add_to_descriptor, new_descriptor,
+    Attempt, Connecting, EarlyConnection, Listening, Patience, Phase, Rsocket, RsocketState,
+    add_to_descriptor, new_bell, new_descriptor, ring,
 };
 use super::stream::Stream;
 use super::table;
 use super::wire::ConnectionData;
 use crate::rdmacm::devices::Devices;
 use crate::status::log_failure;
-use rustix::event::{EventfdFlags, eventfd};
+use crate::waiting::Call;
 use rustix::fd::{AsRawFd, OwnedFd};
 use siw::{
     BindOptions, CmBinding, CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo,
@@ -120,11 +120,9 @@ impl RsocketState {
         };
         match CmListener::from_binding(&channel, binding, &options) {
             Ok(listener) => {
-                let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-                let end = eventfd(0, flags).map_err(rustix::io::Errno::raw_os_error)?;
-                let end = siw::to_high(end);
+                let bell = new_bell()?;
                 add_to_descriptor(table::borrow(descriptor), &channel)?;
-                add_to_descriptor(table::borrow(descriptor), &end)?;
+                add_to_descriptor(table::borrow(descriptor), &*bell)?;
                 self.local = Some(listener.local_addr());
                 self.phase = Phase::Listening(Listening {
                     _listener: listener,
@@ -132,7 +130,7 @@ impl RsocketState {
                     requests: VecDeque::new(),
                     early: VecDeque::new(),
                     kernel: None,
-                    end: Arc::new(end),
+                    bell,
                     error: 0,
                     is_channel_watched: true,
                 });
@@ -184,10 +182,12 @@ impl RsocketState {
             ird: READS,
             ..ConnectOptions::default()
         };
+        let bell = new_bell().map_err(std::io::Error::from_raw_os_error)?;
         stream.qp.connect(&channel, to, &options)?;
         Ok(Connecting {
             stream,
             channel: Arc::new(channel),
+            bell,
         })
     }
 
@@ -227,6 +227,7 @@ impl RsocketState {
         };
         self.local = info.local.or(self.local);
         self.peer = info.peer.or(self.peer);
+        ring(&connecting.bell);
         let mut stream = connecting.stream;
         stream.open(&peer);
         stream.progress();
@@ -234,6 +235,9 @@ impl RsocketState {
     }
 
     fn fail_connect(&mut self, errno: c_int) {
+        if let Phase::Connecting(connecting) = &self.phase {
+            ring(&connecting.bell);
+        }
         self.phase = Phase::Failed;
         self.error = errno;
     }
@@ -254,8 +258,14 @@ impl Rsocket {
         Ok(())
     }
 
-    /// rconnect(3)
-    pub fn connect(&self, descriptor: c_int, to: SocketAddr) -> Result<(), c_int> {
+    /// rconnect(3). A connect that a signal ends continues, and a second call waits for it, as with
+    /// connect(2).
+    pub fn connect(
+        self: &Arc<Self>,
+        call: &mut Call,
+        descriptor: c_int,
+        to: SocketAddr,
+    ) -> Result<(), c_int> {
         let mut state = self.lock();
         state.progress();
         let is_second = match state.phase {
@@ -269,7 +279,7 @@ impl Rsocket {
             state.start_connect(descriptor, to)?;
         }
         drop(state);
-        if !self.blocks(0) {
+        if matches!(self.patience(0, None), Patience::None) {
             let mut state = self.lock();
             state.progress();
             return match &state.phase {
@@ -279,25 +289,20 @@ impl Rsocket {
             };
         }
         let listener = find_own_listener(to);
-        let interval = listener.is_some().then_some(OWN_LISTENER_CHECK);
-        loop {
-            let outcome = self.attempt(true, interval, |state| match &state.phase {
-                Phase::Connecting(_) => Attempt::Wait,
-                _ => Attempt::Done(connect_outcome(state)),
-            });
-            match outcome {
-                Ok(outcome) => return outcome,
-                // A connect interrupted by a signal continues: callers do not expect to repeat it.
-                Err(libc::EINTR) => {}
-                // A thread that connects to its own listener cannot accept meanwhile.
-                Err(libc::EAGAIN) => {
-                    if let Some(listener) = &listener {
-                        listener.accept_early();
-                    }
-                }
-                Err(errno) => return Err(errno),
-            }
+        if let Some(listener) = &listener
+            && call.has_timed_out()
+        {
+            // A thread that connects to its own listener cannot accept meanwhile.
+            listener.accept_early();
         }
+        let patience = match listener {
+            Some(_) => Patience::Interval(OWN_LISTENER_CHECK),
+            None => Patience::Unlimited,
+        };
+        self.attempt(call, patience, |state| match &state.phase {
+            Phase::Connecting(_) => Attempt::Wait,
+            _ => Attempt::Done(connect_outcome(state)),
+        })?
     }
 
     /// Accepts a pending connection for a later raccept(3), unless a thread waits to do that.
@@ -345,16 +350,22 @@ impl Rsocket {
 
     /// raccept(3): returns a new socket with its descriptor. Without an address it is a socket of
     /// the kernel.
-    pub fn accept(&self, flags: c_int) -> Result<(c_int, Option<SocketAddr>), c_int> {
+    pub fn accept(
+        self: &Arc<Self>,
+        call: &mut Call,
+        flags: c_int,
+    ) -> Result<(c_int, Option<SocketAddr>), c_int> {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(libc::EINVAL);
         }
-        let accepted = self.attempt(self.blocks(0), None, |state| match &mut state.phase {
+        let patience = self.patience(0, None);
+        let accepted = self.attempt(call, patience, |state| match &mut state.phase {
             Phase::Listening(listening) => listening.accept(flags),
             _ => Attempt::Done(Err(libc::EINVAL)),
         })?;
         let (options, family) = {
             let state = self.lock();
+            self.pass_requests_on(&state);
             (state.options.clone(), state.family)
         };
         let (descriptor, connection) = match accepted? {

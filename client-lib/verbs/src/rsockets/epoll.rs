@@ -15,6 +15,7 @@ use super::table;
 use super::watchers::Watcher;
 use crate::mark::Mark;
 use crate::per_process::PerProcess;
+use crate::waiting::{Call, Held};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use siw::{KeptDescriptor, ProcessMutex};
@@ -22,7 +23,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, RwLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Event data of the eventfd; no rsocket descriptor has this number.
 const WAKE: u64 = u64::MAX;
@@ -495,7 +496,7 @@ fn is_epoll(descriptor: c_int) -> bool {
 /// Finds the instance with rsockets of a descriptor.
 pub fn find_instance(number: c_int) -> Option<Arc<Instance>> {
     let found = {
-        let instances = INSTANCES.get().read();
+        let instances = INSTANCES.find()?.read();
         let instances = instances.unwrap_or_else(PoisonError::into_inner);
         instances.get(&number)?.clone()
     };
@@ -716,40 +717,64 @@ impl Instance {
     }
 }
 
+/// Objects of a thread that waits for an instance.
+struct EpollWait {
+    instance: Arc<Instance>,
+    sleeper: Option<Sleeper>,
+}
+
 /// epoll_wait(2) of an instance that may have rsockets.
+///
+/// # Errors
+/// EAGAIN if the call has to wait.
 pub fn wait_for_events(
+    call: &mut Call,
     number: c_int,
     events: &mut [libc::epoll_event],
     timeout: Option<Duration>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, c_int> {
-    let Some(instance) = find_instance(number) else {
-        return wait_kernel(number, events, to_milliseconds(timeout), mask);
-    };
-    let start = Instant::now();
-    let may_block = timeout.is_none_or(|timeout| !timeout.is_zero());
-    loop {
-        let sleeper = may_block.then(Sleeper::new).flatten();
+    let start = call.start();
+    let outcome = call.take_outcome();
+    if let Some(EpollWait { instance, sleeper }) = call.take_other() {
         let own = usize::from(sleeper.is_some());
-        let mut count = instance.report_ready(events);
-        count += instance.report_nested(number, &mut events[count..], own);
-        let is_first = count == 0;
-        let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
-        let is_last = count > 0 || left.is_some_and(|left| left.is_zero());
-        let room = &mut events[count..];
-        if !room.is_empty() {
-            let patience = if is_last { 0 } else { to_milliseconds(left) };
-            let more = wait_kernel(number, room, patience, mask)?;
-            let more = keep_own(&instance, &mut room[..more]);
-            count += instance.keep_nested(number, &mut room[..more], is_first, own);
-        }
+        let more = outcome.unwrap_or(Ok(0))?;
+        let more = keep_own(&instance, &mut events[..more]);
+        let count = instance.keep_nested(number, &mut events[..more], true, own);
         if count > 0 {
             return Ok(count);
         }
-        if is_last {
-            return Ok(instance.report_ready(events));
-        }
+    } else if let Some(outcome) = outcome {
+        return outcome;
     }
+    let Some(instance) = find_instance(number) else {
+        let timeout = to_milliseconds(timeout);
+        call.wait_for_epoll(number, events, timeout, mask, Held::Other(Box::new(())));
+        return Err(libc::EAGAIN);
+    };
+    let may_block = timeout.is_none_or(|timeout| !timeout.is_zero());
+    let sleeper = may_block.then(Sleeper::new).flatten();
+    let own = usize::from(sleeper.is_some());
+    let mut count = instance.report_ready(events);
+    count += instance.report_nested(number, &mut events[count..], own);
+    let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+    let is_last = left.is_some_and(|left| left.is_zero());
+    if count == 0 && !is_last {
+        let held = Held::Other(Box::new(EpollWait { instance, sleeper }));
+        call.wait_for_epoll(number, events, to_milliseconds(left), mask, held);
+        return Err(libc::EAGAIN);
+    }
+    let is_first = count == 0;
+    let room = &mut events[count..];
+    if !room.is_empty() {
+        let more = wait_kernel(number, room, 0, mask)?;
+        let more = keep_own(&instance, &mut room[..more]);
+        count += instance.keep_nested(number, &mut room[..more], is_first, own);
+    }
+    if count > 0 {
+        return Ok(count);
+    }
+    Ok(instance.report_ready(events))
 }
 
 /// Removes the report of the inner instance from the kernel's events and returns the number left.

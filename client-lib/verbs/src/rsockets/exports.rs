@@ -2,9 +2,10 @@
 
 use super::socket::Rsocket;
 use super::{connect, epoll, poll, preload, table, transfer};
-use crate::export::export_symbols;
+use crate::export::{export_symbols, export_waiting_symbols};
 use crate::rdmacm::sockaddr::{length_of, read_address, write_address};
 use crate::status::fail_errno;
+use crate::waiting::Call;
 use rustix::fd::IntoRawFd;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
@@ -146,23 +147,25 @@ unsafe fn listen_socket(fd: c_int, backlog: c_int) -> c_int {
 }
 
 unsafe fn accept_connection(
+    call: &mut Call,
     fd: c_int,
     addr: *mut libc::sockaddr,
     length: *mut libc::socklen_t,
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
-    unsafe { accept_with(fd, addr, length, 0) }
+    unsafe { accept_with(call, fd, addr, length, 0) }
 }
 
 /// raccept(3) with the flags of accept4(2): those of the listener are not inherited.
 pub(super) unsafe fn accept_with(
+    call: &mut Call,
     fd: c_int,
     addr: *mut libc::sockaddr,
     length: *mut libc::socklen_t,
     flags: c_int,
 ) -> c_int {
     let accepted = find_socket(fd).and_then(|socket| {
-        let (accepted, peer) = socket.accept(flags)?;
+        let (accepted, peer) = socket.accept(call, flags)?;
         let family = socket.lock().family;
         Ok((accepted, peer.map(|peer| address_for(family, peer))))
     });
@@ -180,10 +183,15 @@ pub(super) unsafe fn accept_with(
     }) as c_int
 }
 
-unsafe fn connect_to(fd: c_int, addr: *const libc::sockaddr, length: libc::socklen_t) -> c_int {
+unsafe fn connect_to(
+    call: &mut Call,
+    fd: c_int,
+    addr: *const libc::sockaddr,
+    length: libc::socklen_t,
+) -> c_int {
     // SAFETY: by the contract of the manual page.
     let addr = unsafe { to_address(addr, length) };
-    to_status(addr.and_then(|addr| find_socket(fd)?.connect(fd, addr)))
+    to_status(addr.and_then(|addr| find_socket(fd)?.connect(call, fd, addr)))
 }
 
 unsafe fn shut_down_socket(fd: c_int, how: c_int) -> c_int {
@@ -201,21 +209,29 @@ unsafe fn close_descriptor(fd: c_int) -> c_int {
 /// Maximum number of bytes that a call with MSG_TRUNC discards.
 const DISCARDED: usize = 1 << 16;
 
-unsafe fn receive_bytes(fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize {
+unsafe fn receive_bytes(
+    call: &mut Call,
+    fd: c_int,
+    to: *mut c_void,
+    length: usize,
+    flags: c_int,
+) -> isize {
     if flags & libc::MSG_TRUNC != 0 {
         // The bytes are discarded (tcp(7)); the buffer may be NULL.
         let mut scratch = vec![0u8; length.min(DISCARDED)];
         let list = one_buffer(scratch.as_mut_ptr().cast(), scratch.len());
         // SAFETY: a buffer with its length.
-        let received = find_socket(fd).and_then(|socket| unsafe { socket.receive(&list, flags) });
+        let received =
+            find_socket(fd).and_then(|socket| unsafe { socket.receive(call, &list, flags) });
         return to_length(received);
     }
     let list = one_buffer(to, length);
     // SAFETY: by the contract of the manual page.
-    to_length(find_socket(fd).and_then(|socket| unsafe { socket.receive(&list, flags) }))
+    to_length(find_socket(fd).and_then(|socket| unsafe { socket.receive(call, &list, flags) }))
 }
 
 unsafe fn receive_from(
+    call: &mut Call,
     fd: c_int,
     to: *mut c_void,
     length: usize,
@@ -225,7 +241,7 @@ unsafe fn receive_from(
 ) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        let received = receive_bytes(fd, to, length, flags);
+        let received = receive_bytes(call, fd, to, length, flags);
         if received >= 0 && !addr.is_null() {
             peer_name(fd, addr, addr_length);
         }
@@ -233,11 +249,16 @@ unsafe fn receive_from(
     }
 }
 
-unsafe fn receive_message(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> isize {
+unsafe fn receive_message(
+    call: &mut Call,
+    fd: c_int,
+    message: *mut libc::msghdr,
+    flags: c_int,
+) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
         let received =
-            find_socket(fd).and_then(|socket| socket.receive(buffers_of(&*message)?, flags));
+            find_socket(fd).and_then(|socket| socket.receive(call, buffers_of(&*message)?, flags));
         if received.is_ok() {
             (*message).msg_namelen = 0;
             (*message).msg_controllen = 0;
@@ -247,14 +268,21 @@ unsafe fn receive_message(fd: c_int, message: *mut libc::msghdr, flags: c_int) -
     }
 }
 
-unsafe fn send_bytes(fd: c_int, from: *const c_void, length: usize, flags: c_int) -> isize {
+unsafe fn send_bytes(
+    call: &mut Call,
+    fd: c_int,
+    from: *const c_void,
+    length: usize,
+    flags: c_int,
+) -> isize {
     let list = one_buffer(from.cast_mut(), length);
     // SAFETY: by the contract of the manual page.
-    to_length(find_socket(fd).and_then(|socket| unsafe { socket.send(&list, flags) }))
+    to_length(find_socket(fd).and_then(|socket| unsafe { socket.send(call, &list, flags) }))
 }
 
 /// The address is ignored: a stream has one peer.
 unsafe fn send_to(
+    call: &mut Call,
     fd: c_int,
     from: *const c_void,
     length: usize,
@@ -263,47 +291,62 @@ unsafe fn send_to(
     _addr_length: libc::socklen_t,
 ) -> isize {
     // SAFETY: by the contract of the manual page.
-    unsafe { send_bytes(fd, from, length, flags) }
+    unsafe { send_bytes(call, fd, from, length, flags) }
 }
 
-unsafe fn send_message(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
+unsafe fn send_message(
+    call: &mut Call,
+    fd: c_int,
+    message: *const libc::msghdr,
+    flags: c_int,
+) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        to_length(find_socket(fd).and_then(|socket| socket.send(buffers_of(&*message)?, flags)))
+        to_length(
+            find_socket(fd).and_then(|socket| socket.send(call, buffers_of(&*message)?, flags)),
+        )
     }
 }
 
-unsafe fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
+unsafe fn read_bytes(call: &mut Call, fd: c_int, to: *mut c_void, length: usize) -> isize {
     if length == 0 {
         // Unlike recv(2), read(2) of nothing does not wait.
         return to_length(find_socket(fd).map(|_| 0));
     }
     // SAFETY: by the contract of the manual page.
-    unsafe { receive_bytes(fd, to, length, 0) }
+    unsafe { receive_bytes(call, fd, to, length, 0) }
 }
 
-unsafe fn read_vector(fd: c_int, list: *const libc::iovec, count: c_int) -> isize {
+unsafe fn read_vector(call: &mut Call, fd: c_int, list: *const libc::iovec, count: c_int) -> isize {
     // SAFETY: by the contract of the manual page.
     to_length(
-        find_socket(fd)
-            .and_then(|socket| unsafe { socket.receive(buffer_list(list, to_count(count)?), 0) }),
+        find_socket(fd).and_then(|socket| unsafe {
+            socket.receive(call, buffer_list(list, to_count(count)?), 0)
+        }),
     )
 }
 
-unsafe fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
+unsafe fn write_bytes(call: &mut Call, fd: c_int, from: *const c_void, length: usize) -> isize {
     // SAFETY: by the contract of the manual page.
-    unsafe { send_bytes(fd, from, length, 0) }
+    unsafe { send_bytes(call, fd, from, length, 0) }
 }
 
-unsafe fn write_vector(fd: c_int, list: *const libc::iovec, count: c_int) -> isize {
+unsafe fn write_vector(
+    call: &mut Call,
+    fd: c_int,
+    list: *const libc::iovec,
+    count: c_int,
+) -> isize {
     // SAFETY: by the contract of the manual page.
     to_length(
-        find_socket(fd)
-            .and_then(|socket| unsafe { socket.send(buffer_list(list, to_count(count)?), 0) }),
+        find_socket(fd).and_then(|socket| unsafe {
+            socket.send(call, buffer_list(list, to_count(count)?), 0)
+        }),
     )
 }
 
 unsafe fn poll_descriptors(
+    call: &mut Call,
     fds: *mut libc::pollfd,
     count: libc::nfds_t,
     timeout_ms: c_int,
@@ -311,9 +354,10 @@ unsafe fn poll_descriptors(
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
     // SAFETY: by the contract of the manual page.
     let fds = unsafe { list_of(fds, count as usize) };
-    to_c(poll::poll_list(fds, timeout, std::ptr::null()), |ready| {
-        ready as isize
-    }) as c_int
+    to_c(
+        poll::poll_list(call, fds, timeout, std::ptr::null()),
+        |ready| ready as isize,
+    ) as c_int
 }
 
 /// # Safety
@@ -327,6 +371,7 @@ pub(super) unsafe fn list_of<'a, T>(list: *mut T, count: usize) -> &'a mut [T] {
 }
 
 unsafe fn select_descriptors(
+    call: &mut Call,
     count: c_int,
     read: *mut libc::fd_set,
     write: *mut libc::fd_set,
@@ -340,7 +385,8 @@ unsafe fn select_descriptors(
             let micros = u64::try_from((*timeout).tv_usec).unwrap_or(0);
             Duration::from_secs(seconds) + Duration::from_micros(micros)
         });
-        let selected = poll::select_sets(count, read, write, except, timeout, std::ptr::null());
+        let selected =
+            poll::select_sets(call, count, read, write, except, timeout, std::ptr::null());
         to_c(selected, |ready| ready as isize) as c_int
     }
 }
@@ -434,6 +480,7 @@ unsafe fn unmap_memory(fd: c_int, start: *mut c_void, length: usize) -> c_int {
 }
 
 unsafe fn write_mapped(
+    call: &mut Call,
     fd: c_int,
     from: *const c_void,
     length: usize,
@@ -442,8 +489,8 @@ unsafe fn write_mapped(
 ) -> usize {
     let part = one_buffer(from.cast_mut(), length);
     // SAFETY: by the contract of the manual page.
-    let written =
-        find_socket(fd).and_then(|socket| unsafe { socket.write_mapped(&part, offset, flags) });
+    let written = find_socket(fd)
+        .and_then(|socket| unsafe { socket.write_mapped(call, &part, offset, flags) });
     to_length(written) as usize
 }
 
@@ -476,6 +523,7 @@ unsafe fn epoll_control(
 }
 
 unsafe fn epoll_wait(
+    call: &mut Call,
     number: c_int,
     events: *mut libc::epoll_event,
     most: c_int,
@@ -487,7 +535,7 @@ unsafe fn epoll_wait(
         return to_status(Err(libc::EINVAL));
     }
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-    let waited = epoll::wait_for_events(number, events, timeout, std::ptr::null());
+    let waited = epoll::wait_for_events(call, number, events, timeout, std::ptr::null());
     to_c(waited, |count| count as isize) as c_int
 }
 
@@ -495,12 +543,31 @@ export_symbols! { "RDMACM_1.0":
     fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int = create_socket;
     fn rbind(fd: c_int, addr: *const libc::sockaddr, length: libc::socklen_t) -> c_int = bind_socket;
     fn rlisten(fd: c_int, backlog: c_int) -> c_int = listen_socket;
+    fn rshutdown(fd: c_int, how: c_int) -> c_int = shut_down_socket;
+    fn rclose(fd: c_int) -> c_int = close_descriptor;
+    fn rgetpeername(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int
+        = peer_name;
+    fn rgetsockname(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int
+        = socket_name;
+    fn rsetsockopt(
+        fd: c_int, level: c_int, name: c_int, value: *const c_void, length: libc::socklen_t,
+    ) -> c_int = set_option;
+    fn rgetsockopt(
+        fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut libc::socklen_t,
+    ) -> c_int = get_option;
+    fn rfcntl(fd: c_int, command: c_int, argument: usize) -> c_int = control_descriptor;
+    fn riomap(
+        fd: c_int, start: *mut c_void, length: usize, protection: c_int, flags: c_int,
+        offset: libc::off_t,
+    ) -> libc::off_t = map_memory;
+    fn riounmap(fd: c_int, start: *mut c_void, length: usize) -> c_int = unmap_memory;
+}
+
+export_waiting_symbols! { "RDMACM_1.0":
     fn raccept(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int
         = accept_connection;
     fn rconnect(fd: c_int, addr: *const libc::sockaddr, length: libc::socklen_t) -> c_int
         = connect_to;
-    fn rshutdown(fd: c_int, how: c_int) -> c_int = shut_down_socket;
-    fn rclose(fd: c_int) -> c_int = close_descriptor;
     fn rrecv(fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize = receive_bytes;
     fn rrecvfrom(
         fd: c_int, to: *mut c_void, length: usize, flags: c_int,
@@ -522,22 +589,6 @@ export_symbols! { "RDMACM_1.0":
         count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set,
         except: *mut libc::fd_set, timeout: *mut libc::timeval,
     ) -> c_int = select_descriptors;
-    fn rgetpeername(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int
-        = peer_name;
-    fn rgetsockname(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int
-        = socket_name;
-    fn rsetsockopt(
-        fd: c_int, level: c_int, name: c_int, value: *const c_void, length: libc::socklen_t,
-    ) -> c_int = set_option;
-    fn rgetsockopt(
-        fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut libc::socklen_t,
-    ) -> c_int = get_option;
-    fn rfcntl(fd: c_int, command: c_int, argument: usize) -> c_int = control_descriptor;
-    fn riomap(
-        fd: c_int, start: *mut c_void, length: usize, protection: c_int, flags: c_int,
-        offset: libc::off_t,
-    ) -> libc::off_t = map_memory;
-    fn riounmap(fd: c_int, start: *mut c_void, length: usize) -> c_int = unmap_memory;
     fn riowrite(
         fd: c_int, from: *const c_void, length: usize, offset: libc::off_t, flags: c_int,
     ) -> usize = write_mapped;
@@ -548,6 +599,9 @@ export_symbols! { "RDMACM_1.5":
     fn repoll_ctl(
         number: c_int, operation: c_int, fd: c_int, event: *mut libc::epoll_event,
     ) -> c_int = epoll_control;
+}
+
+export_waiting_symbols! { "RDMACM_1.5":
     fn repoll_wait(
         number: c_int, events: *mut libc::epoll_event, most: c_int, timeout_ms: c_int,
     ) -> c_int = epoll_wait;
@@ -564,11 +618,14 @@ export_symbols! { "SIWD_PRIVATE":
     fn siw_rsocket_ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_int) -> c_int
         = preload::control_socket;
     fn siw_rsocket_join(fd: c_int, kernel: c_int) -> c_int = preload::join;
+    fn siw_repoll_is_instance(number: c_int) -> c_int = preload::is_epoll;
+    fn siw_repoll_forget(number: c_int) -> c_int = preload::forget_epoll;
+}
+
+export_waiting_symbols! { "SIWD_PRIVATE":
     fn siw_raccept4(
         fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int,
     ) -> c_int = preload::accept4;
-    fn siw_repoll_is_instance(number: c_int) -> c_int = preload::is_epoll;
-    fn siw_repoll_forget(number: c_int) -> c_int = preload::forget_epoll;
     fn siw_rppoll(
         fds: *mut libc::pollfd, count: libc::nfds_t, timeout: *const libc::timespec,
         mask: *const libc::sigset_t,

@@ -8,8 +8,10 @@ use super::vectors::SourceBuffers;
 use super::wire::{PeerMapping, PeerWindow};
 use crate::rdmacm::devices::Devices;
 use crate::status::log_failure;
+use crate::waiting::Call;
 use siw::Access;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 impl RsocketState {
     /// Tells the peer about memory mapped since the last call.
@@ -136,7 +138,8 @@ impl Rsocket {
     /// # Safety
     /// The buffer is valid for its length.
     pub unsafe fn write_mapped(
-        &self,
+        self: &Arc<Self>,
+        call: &mut Call,
         part: &[libc::iovec; 1],
         offset: i64,
         flags: c_int,
@@ -144,7 +147,8 @@ impl Rsocket {
         // SAFETY: as the caller promised.
         let mut data = unsafe { SourceBuffers::new(part) };
         let length = data.left();
-        let outcome = self.attempt(self.blocks(flags), None, |state| {
+        data.skip(call.moved);
+        let outcome = self.attempt(call, self.patience(flags, None), |state| {
             if let Err(attempt) = state.send_mappings() {
                 return attempt;
             }
@@ -165,7 +169,8 @@ impl Rsocket {
             }
             Attempt::Done(Ok(0))
         });
-        match (length - data.left(), outcome) {
+        call.moved = length - data.left();
+        match (call.moved, outcome) {
             (0, Ok(Err(errno)) | Err(errno)) => Err(errno),
             (written, _) => Ok(written),
         }

@@ -38,3 +38,5 @@ mod transfer;
 mod vectors;
 mod watchers;
 mod wire;
+
+pub use socket::SocketWait;

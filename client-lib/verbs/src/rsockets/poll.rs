@@ -3,10 +3,11 @@
 use super::epoll::{Instance, find_instance};
 use super::socket::{CALLS_BEFORE_YIELD, Rsocket};
 use super::table;
+use crate::waiting::{Call, Held};
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time spent polling the rsockets before sleeping.
 const SPIN: Duration = Duration::from_micros(10);
@@ -89,6 +90,29 @@ struct PollList<'a> {
     mask: *const libc::sigset_t,
 }
 
+/// A thread that waits for a list, until it is dropped.
+struct ListWait {
+    sockets: Vec<Option<Polled>>,
+    /// The list as the kernel sees it.
+    kernel: Vec<libc::pollfd>,
+}
+
+impl Drop for ListWait {
+    fn drop(&mut self) {
+        for socket in rsockets_of(&self.sockets) {
+            socket.end_polling();
+        }
+    }
+}
+
+/// The rsockets of a list. Instances arm theirs when they are checked.
+fn rsockets_of(sockets: &[Option<Polled>]) -> impl Iterator<Item = &Arc<Rsocket>> {
+    sockets.iter().filter_map(|polled| match polled {
+        Some(Polled::Socket(socket)) => Some(socket),
+        _ => None,
+    })
+}
+
 impl PollList<'_> {
     /// Checks the rsockets and returns the number of ready ones.
     fn check_sockets(&mut self) -> usize {
@@ -103,88 +127,103 @@ impl PollList<'_> {
         ready
     }
 
-    /// Waits for the kernel's descriptors and those of the rsockets; returns the number of ready
-    /// kernel descriptors.
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, c_int> {
+    /// The list as the kernel has to see it: the descriptors of rsockets are readable after events.
+    fn kernel_list(&self) -> Vec<libc::pollfd> {
         let mut list: Vec<libc::pollfd> = self.fds.to_vec();
         for (fd, socket) in list.iter_mut().zip(&self.sockets) {
             if socket.is_some() {
                 fd.events = libc::POLLIN;
             }
         }
-        poll_kernel(&mut list, timeout, self.mask)?;
+        list
+    }
+
+    /// Takes the events of the kernel's descriptors; returns the number of ready ones.
+    fn take_events(&mut self, kernel: &[libc::pollfd]) -> usize {
         let mut ready = 0;
-        for ((to, from), socket) in self.fds.iter_mut().zip(&list).zip(&self.sockets) {
+        for ((to, from), socket) in self.fds.iter_mut().zip(kernel).zip(&self.sockets) {
             if socket.is_none() {
                 to.revents = from.revents;
                 ready += usize::from(from.revents != 0);
             }
         }
-        Ok(ready)
+        ready
     }
 
-    /// The rsockets. Instances arm theirs when they are checked.
-    fn rsockets(&self) -> impl Iterator<Item = &Arc<Rsocket>> {
-        self.sockets.iter().filter_map(|polled| match polled {
-            Some(Polled::Socket(socket)) => Some(socket),
-            _ => None,
-        })
+    /// Checks the kernel's descriptors and returns the number of ready ones.
+    fn check_others(&mut self) -> Result<usize, c_int> {
+        let mut kernel = self.kernel_list();
+        poll_kernel(&mut kernel, Some(Duration::ZERO), self.mask)?;
+        Ok(self.take_events(&kernel))
     }
 
     /// Arms the rsockets and waits.
-    fn wait_for_events(&mut self, timeout: Option<Duration>) -> Result<usize, c_int> {
+    fn wait_for_events(self, call: &mut Call, timeout: Option<Duration>) {
         let mut is_quiet = true;
-        for socket in self.rsockets() {
+        for socket in rsockets_of(&self.sockets) {
             is_quiet &= socket.start_polling();
         }
+        let mut list = self;
         // Events from before the arming do not wake the thread.
-        let timeout = if is_quiet || self.check_sockets() == 0 {
+        let timeout = if is_quiet || list.check_sockets() == 0 {
             timeout
         } else {
             Some(Duration::ZERO)
         };
-        let waited = self.wait(timeout);
-        for socket in self.rsockets() {
-            socket.end_polling();
-        }
-        waited
+        let mut wait = Box::new(ListWait {
+            kernel: list.kernel_list(),
+            sockets: list.sockets,
+        });
+        let kernel = std::ptr::from_mut(&mut *wait.kernel);
+        call.wait_for_list(kernel, timeout, list.mask, Held::Other(wait));
     }
 }
 
 /// poll(2) for lists with rsockets.
+///
+/// # Errors
+/// EAGAIN if the call has to wait.
 pub fn poll_list(
+    call: &mut Call,
     fds: &mut [libc::pollfd],
     timeout: Option<Duration>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, c_int> {
+    let waited = call.take_other::<ListWait>();
+    let kernel = waited.map(|mut wait| std::mem::take(&mut wait.kernel));
+    let outcome = call.take_outcome();
     let sockets: Vec<_> = fds.iter().map(|fd| Polled::find(fd.fd)).collect();
-    if sockets.iter().all(Option::is_none) {
-        return poll_kernel(fds, timeout, mask);
-    }
     let has_others = sockets.iter().any(Option::is_none);
+    let has_sockets = sockets.iter().any(Option::is_some);
     let mut list = PollList { fds, sockets, mask };
-    let start = Instant::now();
+    if let (Some(kernel), Some(Ok(_))) = (kernel, outcome) {
+        let ready = list.take_events(&kernel);
+        if ready > 0 {
+            return Ok(ready + list.check_sockets());
+        }
+    }
+    let start = call.start();
     loop {
         let mut ready = list.check_sockets();
         let elapsed = start.elapsed();
         let left = timeout.map(|timeout| timeout.saturating_sub(elapsed));
         if ready > 0 || left.is_some_and(|left| left.is_zero()) {
-            if ready == 0 {
+            if ready == 0 && has_sockets {
                 yield_at_times();
             }
             if has_others {
-                ready += list.wait(Some(Duration::ZERO))?;
+                ready += list.check_others()?;
             }
             return Ok(ready);
         }
-        if elapsed < SPIN {
-            std::thread::yield_now();
-            continue;
+        if let Some(Err(errno)) = outcome {
+            return Err(errno);
         }
-        ready = list.wait_for_events(left)?;
-        if ready > 0 {
-            return Ok(ready + list.check_sockets());
+        if elapsed >= SPIN || !has_sockets {
+            list.wait_for_events(call, left);
+            return Err(libc::EAGAIN);
         }
+        std::thread::yield_now();
     }
 }
 
@@ -249,6 +288,7 @@ impl Sets {
 /// # Safety
 /// The pointers are NULL or sets.
 pub unsafe fn select_sets(
+    call: &mut Call,
     count: c_int,
     read: *mut libc::fd_set,
     write: *mut libc::fd_set,
@@ -271,7 +311,7 @@ pub unsafe fn select_sets(
         revents: 0,
     });
     let mut fds: Vec<_> = fds.filter(|fd| fd.events != 0).collect();
-    poll_list(&mut fds, timeout, mask)?;
+    poll_list(call, &mut fds, timeout, mask)?;
     if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
         return Err(libc::EBADF);
     }

@@ -4,6 +4,7 @@
 
 use super::exports::{accept_with, find_socket, list_of, to_address, to_c, to_status};
 use super::{connect, epoll, poll, table};
+use crate::waiting::Call;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -83,13 +84,14 @@ pub unsafe fn join(fd: c_int, kernel: c_int) -> c_int {
 
 /// raccept(3) with flags of its own instead of the listener's (accept4(2)).
 pub unsafe fn accept4(
+    call: &mut Call,
     fd: c_int,
     addr: *mut libc::sockaddr,
     length: *mut libc::socklen_t,
     flags: c_int,
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
-    unsafe { accept_with(fd, addr, length, flags) }
+    unsafe { accept_with(call, fd, addr, length, flags) }
 }
 
 /// Checks whether the descriptor is an epoll instance with rsockets.
@@ -114,6 +116,7 @@ unsafe fn duration_of(time: *const libc::timespec) -> Option<Duration> {
 
 /// ppoll(2)
 pub unsafe fn ppoll(
+    call: &mut Call,
     fds: *mut libc::pollfd,
     count: libc::nfds_t,
     timeout: *const libc::timespec,
@@ -121,11 +124,14 @@ pub unsafe fn ppoll(
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
     let (fds, timeout) = unsafe { (list_of(fds, count as usize), duration_of(timeout)) };
-    to_c(poll::poll_list(fds, timeout, mask), |ready| ready as isize) as c_int
+    to_c(poll::poll_list(call, fds, timeout, mask), |ready| {
+        ready as isize
+    }) as c_int
 }
 
 /// pselect(2)
 pub unsafe fn pselect(
+    call: &mut Call,
     count: c_int,
     read: *mut libc::fd_set,
     write: *mut libc::fd_set,
@@ -135,12 +141,13 @@ pub unsafe fn pselect(
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
     let selected =
-        unsafe { poll::select_sets(count, read, write, except, duration_of(timeout), mask) };
+        unsafe { poll::select_sets(call, count, read, write, except, duration_of(timeout), mask) };
     to_c(selected, |ready| ready as isize) as c_int
 }
 
 /// epoll_pwait(2)
 pub unsafe fn epoll_pwait(
+    call: &mut Call,
     number: c_int,
     events: *mut libc::epoll_event,
     most: c_int,
@@ -154,7 +161,7 @@ pub unsafe fn epoll_pwait(
     }
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
     to_c(
-        epoll::wait_for_events(number, events, timeout, mask),
+        epoll::wait_for_events(call, number, events, timeout, mask),
         |count| count as isize,
     ) as c_int
 }

@@ -11,14 +11,15 @@ use super::stream::Stream;
 use super::table;
 use super::watchers::Watchers;
 use crate::mark::Mark;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use crate::waiting::{Call, Held, wake_all};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use siw::{CmBinding, CmChannel, CmListener, ConnectionRequest, ProcessMutex};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Spinning time of a waiting call before it sleeps: a peer on the same machine answers within it.
@@ -32,10 +33,10 @@ pub struct Rsocket {
     state: ProcessMutex<RsocketState>,
     /// Mark of the open file of its descriptors.
     pub mark: Mark,
-    /// Notified when the thread that waits for events has taken them.
-    events_taken: Condvar,
     /// O_NONBLOCK
     pub nonblocking: AtomicBool,
+    /// Changed when the thread that waits for the events has taken them, and the others have to look again.
+    turn: AtomicU32,
     /// Threads that wait for it in rpoll(3) and similar calls, and take the events.
     pollers: AtomicU32,
     pub watchers: Watchers,
@@ -80,8 +81,9 @@ pub struct Listening {
     pub early: VecDeque<EarlyConnection>,
     /// A listener of the kernel at the same port, whose connections it accepts too.
     pub kernel: Option<Arc<OwnedFd>>,
-    /// An eventfd that becomes readable when the listener is shut down.
-    pub end: Arc<OwnedFd>,
+    /// An eventfd that becomes readable when the listener is shut down, or another thread has queued
+    /// requests.
+    pub bell: Arc<OwnedFd>,
     /// Error of accepting connections, once the daemon has ended; 0 before.
     pub error: c_int,
     /// The channel makes the descriptor of the rsocket readable.
@@ -99,13 +101,15 @@ pub struct EarlyConnection {
 pub struct Connecting {
     pub stream: Box<Stream>,
     pub channel: Arc<CmChannel>,
+    /// An eventfd that becomes readable when another thread has taken the answer.
+    pub bell: Arc<OwnedFd>,
 }
 
 /// Source of events.
 enum EventSource {
     Completions(Arc<siw::CompletionChannel>),
-    Connections(Arc<CmChannel>),
-    /// The channel (None after the daemon has ended), the kernel's listener and the listener's end.
+    Connections(Arc<CmChannel>, Arc<OwnedFd>),
+    /// The channel (None after the daemon has ended), the kernel's listener and the listener's bell.
     Requests(Option<Arc<CmChannel>>, Option<Arc<OwnedFd>>, Arc<OwnedFd>),
 }
 
@@ -113,6 +117,52 @@ enum EventSource {
 pub enum Attempt<T> {
     Done(T),
     Wait,
+}
+
+/// Time that a call waits.
+#[derive(Clone, Copy)]
+pub enum Patience {
+    None,
+    Unlimited,
+    /// Limit that the program has set.
+    Timeout(Duration),
+    /// Limit of one wait of several.
+    Interval(Duration),
+}
+
+/// The thread that waits for the descriptors of an rsocket, until it is dropped.
+pub struct SocketWait {
+    /// None while it is dropped.
+    socket: Option<Arc<Rsocket>>,
+    /// Its descriptors, which stay open.
+    _events: Option<EventSource>,
+}
+
+impl Drop for SocketWait {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        // A child of fork(2) has no rsockets.
+        if let Ok(mut state) = socket.state.lock() {
+            state.has_waiter = false;
+            socket.end_turn(&mut state);
+        }
+        // The program may have closed it meanwhile.
+        table::end_if_last(socket);
+    }
+}
+
+/// Makes an eventfd of an rsocket, not readable.
+pub fn new_bell() -> Result<Arc<OwnedFd>, c_int> {
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let bell = bell.map_err(rustix::io::Errno::raw_os_error)?;
+    Ok(Arc::new(siw::to_high(bell)))
+}
+
+/// Makes the eventfd readable.
+pub fn ring(bell: &OwnedFd) {
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 
 impl Rsocket {
@@ -132,8 +182,8 @@ impl Rsocket {
                 empty_calls: 0,
             }),
             mark: Mark::next(),
-            events_taken: Condvar::new(),
             nonblocking: AtomicBool::new(nonblocking),
+            turn: AtomicU32::new(0),
             pollers: AtomicU32::new(0),
             watchers: Watchers::default(),
         }
@@ -149,86 +199,95 @@ impl Rsocket {
         self.state.lock_or_end_call()
     }
 
-    /// Repeats an attempt until it is done: at once, then for a moment, then after each event.
-    /// EAGAIN for a non-blocking socket or after the timeout, EINTR after a signal.
+    /// Attempts a call: at once, then for a moment, then after each event.
+    ///
+    /// # Errors
+    /// EAGAIN for a non-blocking socket, after the time, and if the call has to wait
+    /// ([`Call::must_wait`]); EINTR after a signal.
     pub fn attempt<T>(
-        &self,
-        blocks: bool,
-        timeout: Option<Duration>,
+        self: &Arc<Self>,
+        call: &mut Call,
+        patience: Patience,
         mut attempt: impl FnMut(&mut RsocketState) -> Attempt<T>,
     ) -> Result<T, c_int> {
+        drop(call.take_held());
         let mut state = self.lock();
         state.progress();
         if let Attempt::Done(done) = attempt(&mut state) {
             state.empty_calls = 0;
             return Ok(done);
         }
-        if !blocks {
+        if matches!(patience, Patience::None) {
             return Err(state.try_later());
         }
-        drop(state);
-        let start = Instant::now();
+        let start = call.start();
         while start.elapsed() < SPIN {
+            drop(state);
             // The peer may need this core for its answer.
             std::thread::yield_now();
-            let mut state = self.lock();
+            state = self.lock();
             state.progress();
             if let Attempt::Done(done) = attempt(&mut state) {
                 return Ok(done);
             }
         }
-        let deadline = timeout.map(|timeout| start + timeout);
-        let mut state = self.lock();
-        loop {
+        while !state.arm() {
             state.progress();
             if let Attempt::Done(done) = attempt(&mut state) {
                 return Ok(done);
             }
-            if state.arm() {
-                state = self.wait_for_event(state, deadline)?;
-            }
         }
-    }
-
-    /// Waits until an event has occurred.
-    fn wait_for_event<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, RsocketState>,
-        deadline: Option<Instant>,
-    ) -> Result<MutexGuard<'a, RsocketState>, c_int> {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) {
+        call.check_interrupted()?;
+        let (deadline, is_timed) = match patience {
+            Patience::None | Patience::Unlimited => (None, false),
+            Patience::Timeout(timeout) => (start.checked_add(timeout), true),
+            Patience::Interval(interval) => (Instant::now().checked_add(interval), false),
+        };
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Err(libc::EAGAIN);
         }
         if state.has_waiter {
-            return Ok(match left {
-                Some(left) => {
-                    let waited = self.events_taken.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => {
-                    let waited = self.events_taken.wait(state);
-                    waited.unwrap_or_else(PoisonError::into_inner)
-                }
-            });
+            // Changed under the lock of the state.
+            let turn = self.turn.load(Ordering::Relaxed);
+            let held = Held::Other(Box::new(self.clone()));
+            call.wait_for_change(&self.turn, turn, deadline, held);
+            return Err(libc::EAGAIN);
         }
         state.has_waiter = true;
         let events = state.events();
-        drop(state);
-        let waited = events.map_or(Ok(()), |events| events.wait(left));
-        let mut state = self.lock();
-        state.has_waiter = false;
-        self.take_events(&mut state);
-        self.events_taken.notify_all();
-        waited.map(|()| state)
+        let (list, is_stream) = events
+            .as_ref()
+            .map_or(([-1; 3], false), EventSource::descriptors);
+        let held = Held::Socket(SocketWait {
+            socket: Some(self.clone()),
+            _events: events,
+        });
+        if is_stream && deadline.is_none() {
+            call.wait_for_data(list[0], held);
+        } else {
+            call.wait_for_descriptors(&list, deadline, is_timed, held);
+        }
+        Err(libc::EAGAIN)
     }
 
-    /// Takes the pending events, unless another thread polls for them.
-    fn take_events(&self, state: &mut RsocketState) {
+    /// As [`Self::attempt`], of a call that is not a cancellation point: it waits here.
+    pub fn attempt_here<T>(
+        self: &Arc<Self>,
+        patience: Patience,
+        mut attempt: impl FnMut(&mut RsocketState) -> Attempt<T>,
+    ) -> Result<T, c_int> {
+        Call::run_here(|call| self.attempt(call, patience, &mut attempt))
+    }
+
+    /// Takes the pending events, unless other threads poll for them; wakes the threads that wait for the
+    /// one that did.
+    fn end_turn(&self, state: &mut RsocketState) {
         if self.pollers.load(Ordering::Acquire) == 0 {
             state.take_events();
             self.watchers.wake();
         }
+        self.turn.fetch_add(1, Ordering::Relaxed);
+        wake_all(&self.turn);
     }
 
     /// Registers a thread that is about to wait for the descriptor. False: check the socket again
@@ -241,9 +300,7 @@ impl Rsocket {
     /// Unregisters a polling thread.
     pub fn end_polling(&self) {
         if self.pollers.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let mut state = self.lock();
-            self.take_events(&mut state);
-            self.events_taken.notify_all();
+            self.end_turn(&mut self.lock());
         }
     }
 
@@ -258,6 +315,16 @@ impl Rsocket {
     /// Checks whether a thread waits for events of the rsocket.
     pub fn is_awaited(&self, state: &RsocketState) -> bool {
         self.pollers.load(Ordering::Acquire) > 0 || state.has_waiter
+    }
+
+    /// Wakes a thread that waits for requests, after another one has taken several from the channel.
+    pub fn pass_requests_on(&self, state: &RsocketState) {
+        if let Phase::Listening(listening) = &state.phase
+            && !listening.requests.is_empty()
+            && self.is_awaited(state)
+        {
+            ring(&listening.bell);
+        }
     }
 
     /// Checks that the descriptors of its events have not been closed by the program.
@@ -305,9 +372,12 @@ impl Rsocket {
         ready
     }
 
-    /// Checks whether a call with these flags blocks.
-    pub fn blocks(&self, flags: c_int) -> bool {
-        flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
+    /// Time that a call with these flags and this limit waits.
+    pub fn patience(&self, flags: c_int, timeout: Option<Duration>) -> Patience {
+        if flags & libc::MSG_DONTWAIT != 0 || self.nonblocking.load(Ordering::Relaxed) {
+            return Patience::None;
+        }
+        timeout.map_or(Patience::Unlimited, Patience::Timeout)
     }
 }
 
@@ -345,8 +415,12 @@ impl RsocketState {
     }
 
     fn take_events(&mut self) {
-        if let Phase::Stream(stream) = &mut self.phase {
-            stream.take_events();
+        match &mut self.phase {
+            Phase::Stream(stream) => stream.take_events(),
+            Phase::Listening(listening) => {
+                let _ = rustix::io::read(&*listening.bell, &mut [0; 8]);
+            }
+            _ => {}
         }
     }
 
@@ -354,12 +428,13 @@ impl RsocketState {
         match &self.phase {
             Phase::Stream(stream) => Some(EventSource::Completions(stream.channel.clone())),
             Phase::Connecting(connecting) => {
-                Some(EventSource::Connections(connecting.channel.clone()))
+                let (channel, bell) = (connecting.channel.clone(), connecting.bell.clone());
+                Some(EventSource::Connections(channel, bell))
             }
             Phase::Listening(listening) => Some(EventSource::Requests(
                 (listening.error == 0).then(|| listening.channel.clone()),
                 listening.kernel.clone(),
-                listening.end.clone(),
+                listening.bell.clone(),
             )),
             _ => None,
         }
@@ -411,34 +486,29 @@ impl RsocketState {
 
 impl EventSource {
     fn is_open(&self) -> bool {
-        let is_open = |fd| rustix::io::fcntl_getfd(fd).is_ok();
-        self.descriptors().into_iter().all(is_open)
+        let (descriptors, _) = self.descriptors();
+        let is_open = |number| rustix::io::fcntl_getfd(table::borrow(number)).is_ok();
+        descriptors.into_iter().all(is_open)
     }
 
     /// The descriptors; for a listener those of its channel and of the kernel's listener, if they are
-    /// there, and of its end.
-    fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
+    /// there, and of its bell. True if the first is a stream socket, and the only one.
+    fn descriptors(&self) -> ([RawFd; 3], bool) {
         match self {
-            EventSource::Completions(channel) => [channel.as_fd(); 3],
-            EventSource::Connections(channel) => [channel.as_fd(); 3],
-            EventSource::Requests(channel, kernel, end) => {
-                let channel = channel
-                    .as_ref()
-                    .map_or(end.as_fd(), |channel| channel.as_fd());
-                let kernel = kernel.as_ref().map_or(end.as_fd(), |kernel| kernel.as_fd());
-                [channel, kernel, end.as_fd()]
+            EventSource::Completions(channel) => ([channel.as_fd().as_raw_fd(); 3], true),
+            EventSource::Connections(channel, bell) => {
+                let (channel, bell) = (channel.as_fd().as_raw_fd(), bell.as_raw_fd());
+                ([channel, bell, bell], false)
             }
-        }
-    }
-
-    fn wait(&self, timeout: Option<Duration>) -> Result<(), c_int> {
-        let mut fds = self
-            .descriptors()
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let timeout = timeout.map(to_timespec);
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(error.raw_os_error()),
+            EventSource::Requests(channel, kernel, bell) => {
+                let bell = bell.as_raw_fd();
+                let channel = channel.as_ref().map(|channel| channel.as_fd().as_raw_fd());
+                let kernel = kernel.as_ref().map(|kernel| kernel.as_raw_fd());
+                (
+                    [channel.unwrap_or(bell), kernel.unwrap_or(bell), bell],
+                    false,
+                )
+            }
         }
     }
 }

@@ -35,6 +35,8 @@ pub struct Stream {
     pub readable: bool,
     /// This side may still send.
     pub writable: bool,
+    /// This side has ended its direction by shutdown(2).
+    pub is_shut_down: bool,
     /// The queue pair is connected, as far as known.
     pub connected: bool,
     /// The connection was lost: nothing that is outstanding will arrive.
@@ -77,6 +79,7 @@ impl Stream {
             sizes,
             readable: false,
             writable: false,
+            is_shut_down: false,
             connected: false,
             lost: false,
             error: 0,

@@ -41,7 +41,7 @@ pub fn checks_marks() -> bool {
 /// Finds the rsocket of a descriptor.
 pub fn find(descriptor: c_int) -> Option<Arc<Rsocket>> {
     let index = usize::try_from(descriptor).ok()?;
-    let table = TABLE.get().read().unwrap_or_else(PoisonError::into_inner);
+    let table = TABLE.find()?.read().unwrap_or_else(PoisonError::into_inner);
     Some(table.get(index)?.as_ref()?.socket.clone())
 }
 

@@ -2,12 +2,14 @@
 
 use super::closing;
 use super::send::Blocked;
-use super::socket::{Attempt, Phase, Rsocket, RsocketState};
+use super::socket::{Attempt, Patience, Phase, Rsocket, RsocketState, ring};
 use super::stream::Stream;
 use super::table;
 use super::vectors::{DestinationBuffers, SourceBuffers};
 use super::wire::StreamMessage;
+use crate::waiting::Call;
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Time that closing waits for the acknowledgement of all data, before a thread does.
@@ -88,7 +90,7 @@ impl RsocketState {
     /// Ends a listener, as shutdown(2) of one of the kernel does: threads that wait for it return.
     fn end_listening(&mut self) {
         if let Phase::Listening(listening) = std::mem::replace(&mut self.phase, Phase::New) {
-            let _ = rustix::io::write(&*listening.end, &1u64.to_ne_bytes());
+            ring(&listening.bell);
         }
     }
 
@@ -140,7 +142,12 @@ fn moved_or(moved: usize, outcome: Result<Result<usize, c_int>, c_int>) -> Resul
 impl Rsocket {
     /// # Safety
     /// The buffers are valid for their lengths.
-    pub unsafe fn send(&self, list: &[libc::iovec], flags: c_int) -> Result<usize, c_int> {
+    pub unsafe fn send(
+        self: &Arc<Self>,
+        call: &mut Call,
+        list: &[libc::iovec],
+        flags: c_int,
+    ) -> Result<usize, c_int> {
         if flags & libc::MSG_OOB != 0 {
             // Streams have no urgent data.
             return Err(libc::EOPNOTSUPP);
@@ -148,16 +155,21 @@ impl Rsocket {
         // SAFETY: as the caller promised.
         let mut source = unsafe { SourceBuffers::new(list) };
         let length = source.left();
-        let timeout = self.lock().options.send_timeout;
-        let outcome = self.attempt(self.blocks(flags), timeout, |state| {
-            state.send_more(&mut source)
-        });
-        moved_or(length - source.left(), outcome)
+        source.skip(call.moved);
+        let patience = self.patience(flags, self.lock().options.send_timeout);
+        let outcome = self.attempt(call, patience, |state| state.send_more(&mut source));
+        call.moved = length - source.left();
+        moved_or(call.moved, outcome)
     }
 
     /// # Safety
     /// The buffers are valid for their lengths, and not used elsewhere meanwhile.
-    pub unsafe fn receive(&self, list: &[libc::iovec], flags: c_int) -> Result<usize, c_int> {
+    pub unsafe fn receive(
+        self: &Arc<Self>,
+        call: &mut Call,
+        list: &[libc::iovec],
+        flags: c_int,
+    ) -> Result<usize, c_int> {
         if flags & libc::MSG_OOB != 0 {
             // There is no urgent data.
             return Err(libc::EINVAL);
@@ -165,17 +177,19 @@ impl Rsocket {
         // SAFETY: as the caller promised.
         let mut destination = unsafe { DestinationBuffers::new(list) };
         let length = destination.left();
-        let timeout = self.lock().options.receive_timeout;
+        destination.skip(call.moved);
+        let patience = self.patience(flags, self.lock().options.receive_timeout);
         let peek = flags & libc::MSG_PEEK != 0;
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
-        let outcome = self.attempt(self.blocks(flags), timeout, |state| {
+        let outcome = self.attempt(call, patience, |state| {
             state.receive_more(&mut destination, peek, all)
         });
-        moved_or(length - destination.left(), outcome)
+        call.moved = length - destination.left();
+        moved_or(call.moved, outcome)
     }
 
     /// rshutdown(3)
-    pub fn shut_down(&self, how: c_int) -> Result<(), c_int> {
+    pub fn shut_down(self: &Arc<Self>, how: c_int) -> Result<(), c_int> {
         if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
             return Err(libc::EINVAL);
         }
@@ -183,6 +197,10 @@ impl Rsocket {
             let mut state = self.lock();
             state.progress();
             match &mut state.phase {
+                // Both sides have ended.
+                Phase::Stream(stream) if stream.is_shut_down && !stream.connected => {
+                    return Err(libc::ENOTCONN);
+                }
                 Phase::Stream(stream) => stream.begin_shutdown(how),
                 Phase::Listening(_) => {
                     if how != libc::SHUT_WR {
@@ -194,8 +212,8 @@ impl Rsocket {
             }
         };
         if let Some(message) = message {
-            // On any error the stream has ended anyway.
-            let _ = self.attempt(true, None, |state| {
+            // Unlike shutdown(2) of the kernel it may wait, but no signal ends it before the end is sent.
+            while self.attempt_here(Patience::Unlimited, |state| {
                 let Phase::Stream(stream) = &mut state.phase else {
                     return Attempt::Done(());
                 };
@@ -206,7 +224,8 @@ impl Rsocket {
                     stream.end();
                 }
                 Attempt::Done(())
-            });
+            }) == Err(libc::EINTR)
+            {}
         }
         Ok(())
     }
@@ -215,8 +234,9 @@ impl Rsocket {
     /// received data (RFC 2525 section 2.17) or has set SO_LINGER to zero. Otherwise its data arrives;
     /// close(2) waits for that only with SO_LINGER.
     pub fn end_stream(self) {
+        let socket = Arc::new(self);
         let linger = {
-            let mut state = self.lock();
+            let mut state = socket.lock();
             state.progress();
             let linger = state.options.linger;
             let Phase::Stream(stream) = &mut state.phase else {
@@ -231,7 +251,7 @@ impl Rsocket {
         let patience = seconds.map_or(CLOSE_PATIENCE, Duration::from_secs);
         let mut is_end_sent = false;
         // After the time, or a signal, the thread goes on.
-        let _ = self.attempt(true, Some(patience), |state| {
+        let _ = socket.attempt_here(Patience::Timeout(patience), |state| {
             let Phase::Stream(stream) = &mut state.phase else {
                 return Attempt::Done(());
             };
@@ -241,7 +261,7 @@ impl Rsocket {
             }
             Attempt::Wait
         });
-        if let Phase::Stream(stream) = self.into_phase()
+        if let Some(Phase::Stream(stream)) = Arc::into_inner(socket).map(Rsocket::into_phase)
             && !(is_end_sent && stream.is_flushed())
         {
             closing::close_later(stream, is_end_sent);
@@ -252,6 +272,7 @@ impl Rsocket {
 impl Stream {
     /// Message to send to the peer, if any.
     fn begin_shutdown(&mut self, how: c_int) -> Option<StreamMessage> {
+        self.is_shut_down |= how != libc::SHUT_RD;
         if !self.connected {
             return None;
         }

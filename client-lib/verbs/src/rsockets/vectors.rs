@@ -35,6 +35,18 @@ impl<'a> SourceBuffers<'a> {
         self.left
     }
 
+    /// Skips the first bytes.
+    pub fn skip(&mut self, count: usize) {
+        let mut left = count;
+        while left > 0 {
+            let (_, length) = self.take_raw(left);
+            if length == 0 {
+                return;
+            }
+            left -= length;
+        }
+    }
+
     /// Takes the next contiguous bytes, at most `most`: pointer and length.
     fn take_raw(&mut self, most: usize) -> (*mut u8, usize) {
         while let Some((first, rest)) = self.list.split_first() {
@@ -85,6 +97,11 @@ impl<'a> DestinationBuffers<'a> {
     /// Number of bytes left to fill.
     pub fn left(&self) -> usize {
         self.0.left()
+    }
+
+    /// Skips the first bytes.
+    pub fn skip(&mut self, count: usize) {
+        self.0.skip(count);
     }
 
     /// Takes room for the next bytes, at most `most`. Empty only at the end.
