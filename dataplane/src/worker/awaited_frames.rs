@@ -15,6 +15,7 @@ use siw_tcp::Instant;
 
 use super::ext_bufs::{ExtBufRefs, HeldFrames};
 use super::messages::Event;
+use super::thresholds::THRESHOLDS;
 use crate::datapath::port::WorkerPort;
 use crate::ids::CommandToken;
 
@@ -102,7 +103,7 @@ impl FrameReleases {
         for port in ports {
             port.output.release_sent_buffers();
         }
-        ext_bufs.sweep();
+        ext_bufs.reclaim_released(THRESHOLDS.releases);
     }
 
     /// Answers when the ports have released the frames. A worker that has answered continues to have

@@ -275,8 +275,8 @@ impl BatchLoop for Worker {
         if !connections.context.build_failures.is_empty() {
             connections.handle_build_failures(now);
         }
-        if !connections.context.parked.is_empty(Wait::Release) {
-            connections.poll_releases(now);
+        if connections.context.ext_bufs.has_unreleased() {
+            connections.complete_released(now);
         }
         let (ports, ext_bufs) = (&mut connections.ports, &mut connections.context.ext_bufs);
         if !self.frame_releases.is_empty() {

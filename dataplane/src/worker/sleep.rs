@@ -138,7 +138,7 @@ impl Worker {
             limit = limit.min(deadline.duration_since(now)).min(POLL_INTERVAL);
         }
         let must_retry = self.connections.context.cqs.has_unwritten_events()
-            || !self.connections.context.parked.is_empty(Wait::Release)
+            || self.connections.context.ext_bufs.has_waits()
             || !self.connections.context.parked.is_empty(Wait::Receive)
             || self.frame_releases.is_urgent(now)
             || !self.connections.outgoing_events.is_empty();

@@ -47,6 +47,8 @@ pub(super) struct Thresholds {
     /// Queue pairs that look for a receive work request, which bounds the cost that one client
     /// imposes on others.
     pub(super) receive_looks: usize,
+    /// Messages whose memory is taken back from ports, and which complete if they waited for that.
+    pub(super) releases: usize,
     /// Queue pairs of overflowed completion queues that end.
     pub(super) ended: usize,
     /// Commands executed, so that a burst of them does not stall the data path.
@@ -71,6 +73,7 @@ pub(super) const THRESHOLDS: Thresholds = Thresholds {
     queue_pair_ahead: 6,
     connection_ahead: 3,
     receive_looks: 64,
+    releases: 64,
     ended: 16,
     commands: 16,
 };
