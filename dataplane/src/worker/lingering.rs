@@ -82,10 +82,9 @@ impl Connections {
         lingers: bool,
     ) -> bool {
         let mut streams = 0;
-        let of_client = self
-            .queue_pairs
-            .select(|queue_pair| queue_pair.client == client);
-        for slot in of_client {
+        let mut from = QpSlot::FIRST;
+        while let Some(slot) = self.queue_pairs.next_of_client(client, from) {
+            from = QpSlot(slot.0 + 1);
             if lingers && self.linger(now, slot) {
                 streams += 1;
             } else {

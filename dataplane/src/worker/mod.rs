@@ -23,6 +23,7 @@
 //! | `PortMapper` | `port_mapper.rs` | peers without a port mapper |
 //! | `PendingConnections`, `PortListeners` | `pending_connections.rs`, `listener_options.rs` | connections that no queue pair has taken yet; listeners |
 //! | `CqTable`, `SrqTable` | `completion_queues.rs`, `shared_receive_queues.rs` | completions and the events of completion channels; shared receive queues |
+//! | `ClientObjects` | `client_objects.rs` | in each of these tables and that of queue pairs: the objects of each client |
 //! | `FrameReleases` | `awaited_frames.rs`, with `ext_bufs.rs` | waits for frames that refer to memory |
 //!
 //! `worker_qp.rs`, `lifecycle_state.rs` and `qp_rings.rs` define a queue pair's state, `context.rs` the
@@ -31,6 +32,7 @@
 //! control thread. Ports and their frames: [`crate::datapath`].
 
 mod awaited_frames;
+mod client_objects;
 mod commands;
 pub mod completion_queues;
 mod conn_owner;
@@ -63,6 +65,8 @@ mod sleep;
 mod slots;
 mod split_records;
 mod statistics;
+#[cfg(test)]
+mod test_worker;
 mod thresholds;
 mod trace;
 mod traced_counters;

@@ -46,7 +46,12 @@ impl Resolutions {
 
     /// Ends all resolutions of a client without a report.
     pub(super) fn remove_client(&mut self, client: ClientId) {
-        self.0.retain(|(owner, _), _| *owner != client);
+        let first = (client, ResolutionId(0));
+        while let Some((&(owner, resolution), _)) = self.0.range(first..).next()
+            && owner == client
+        {
+            self.remove(owner, resolution);
+        }
     }
 
     /// Starts a resolution; it ends at once if the neighbour is known.

@@ -2,6 +2,7 @@
 
 use siw_shm::{RecvWqe, RingError, SrqConsumer};
 
+use super::client_objects::ClientObjects;
 use crate::ids::{ClientId, SrqId};
 
 /// A shared receive queue as one worker sees it.
@@ -18,6 +19,7 @@ pub struct WorkerSrq {
 #[derive(Default)]
 pub(crate) struct SrqTable {
     slots: Vec<Option<Box<WorkerSrq>>>,
+    of_clients: ClientObjects,
     /// Clients and numbers of queues that fell below their limit: events to post.
     pub(super) low: Vec<(ClientId, SrqId)>,
 }
@@ -29,22 +31,23 @@ impl SrqTable {
         if self.slots.len() <= index {
             self.slots.resize_with(index + 1, || None);
         }
+        self.remove(queue.id);
+        self.of_clients.insert(queue.client, queue.id.0);
         self.slots[index] = Some(Box::new(queue));
     }
 
     /// Forgets a queue.
     pub(super) fn remove(&mut self, id: SrqId) {
-        if let Some(place) = self.slots.get_mut(id.index()) {
-            *place = None;
+        let removed = self.slots.get_mut(id.index()).and_then(Option::take);
+        if let Some(removed) = removed {
+            self.of_clients.remove(removed.client, id.0);
         }
     }
 
     /// Forgets every queue of a client.
     pub(super) fn remove_client(&mut self, client: ClientId) {
-        for place in &mut self.slots {
-            if place.as_ref().is_some_and(|queue| queue.client == client) {
-                *place = None;
-            }
+        while let Some(number) = self.of_clients.next(client, 0) {
+            self.remove(SrqId(number));
         }
     }
 
