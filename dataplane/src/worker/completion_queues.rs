@@ -74,7 +74,7 @@ struct CqSlot {
 #[derive(Default)]
 pub(crate) struct CqTable {
     slots: Vec<Option<Box<CqSlot>>>,
-    of_clients: ClientObjects,
+    pub(super) of_clients: ClientObjects,
     /// Queues written since the last [`CqTable::notify_channels`].
     written: Vec<CqId>,
     /// Queues whose event is to be written with the next [`CqTable::notify_channels`].
@@ -190,11 +190,13 @@ impl CqTable {
         }
     }
 
-    /// Forgets every queue of a client.
-    pub(super) fn remove_client(&mut self, client: ClientId) {
-        while let Some(number) = self.of_clients.next(client, 0) {
-            self.remove(CqId(number));
+    /// Forgets a queue of a client. Returns false if the client has none.
+    pub(super) fn remove_next(&mut self, client: ClientId) -> bool {
+        let next = self.of_clients.next(client, 0).map(CqId);
+        if let Some(id) = next {
+            self.remove(id);
         }
+        next.is_some()
     }
 
     /// Identifies the completion that was pushed last.

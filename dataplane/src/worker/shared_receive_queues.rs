@@ -19,7 +19,7 @@ pub struct WorkerSrq {
 #[derive(Default)]
 pub(crate) struct SrqTable {
     slots: Vec<Option<Box<WorkerSrq>>>,
-    of_clients: ClientObjects,
+    pub(super) of_clients: ClientObjects,
     /// Clients and numbers of queues that fell below their limit: events to post.
     pub(super) low: Vec<(ClientId, SrqId)>,
 }
@@ -44,11 +44,13 @@ impl SrqTable {
         }
     }
 
-    /// Forgets every queue of a client.
-    pub(super) fn remove_client(&mut self, client: ClientId) {
-        while let Some(number) = self.of_clients.next(client, 0) {
-            self.remove(SrqId(number));
+    /// Forgets a queue of a client. Returns false if the client has none.
+    pub(super) fn remove_next(&mut self, client: ClientId) -> bool {
+        let next = self.of_clients.next(client, 0).map(SrqId);
+        if let Some(id) = next {
+            self.remove(id);
         }
+        next.is_some()
     }
 
     /// Takes the oldest request of a queue into `wqe`. Returns `None` if the queue is empty.

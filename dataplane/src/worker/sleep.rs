@@ -99,6 +99,7 @@ impl Worker {
         self.wake_sources.flag.announce_sleep();
         let has_work = self.connections.scheduler.has_work()
             || !self.connections.context.parked.is_empty(Wait::Quiescence)
+            || self.connections.departing.has_work()
             || !self.mailbox.commands.is_empty()
             || !self.mailbox.inbox.is_empty();
         if has_work {

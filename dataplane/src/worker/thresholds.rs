@@ -1,5 +1,7 @@
 //! Limits of a worker's batch.
 
+use std::time::Duration;
+
 /// Shares of a batch, and the sizes from which the worker works in another way. Counts are for one
 /// batch.
 pub(super) struct Thresholds {
@@ -51,6 +53,10 @@ pub(super) struct Thresholds {
     pub(super) releases: usize,
     /// Queue pairs of overflowed completion queues that end.
     pub(super) ended: usize,
+    /// Objects of departed clients that are removed.
+    pub(super) removals: usize,
+    /// Time after which no further one is removed: the end of a queue pair flushes its requests.
+    pub(super) removal_time: Duration,
     /// Commands executed, so that a burst of them does not stall the data path.
     pub(super) commands: usize,
 }
@@ -75,5 +81,7 @@ pub(super) const THRESHOLDS: Thresholds = Thresholds {
     receive_looks: 64,
     releases: 64,
     ended: 16,
+    removals: 16,
+    removal_time: Duration::from_micros(50),
     commands: 16,
 };

@@ -148,7 +148,7 @@ pub(super) struct QpTable {
     free: Vec<u32>,
     /// Slot plus one by queue pair number; 0 if the worker does not have the queue pair.
     by_qpn: Vec<u32>,
-    of_clients: ClientObjects,
+    pub(super) of_clients: ClientObjects,
 }
 
 impl QpTable {
