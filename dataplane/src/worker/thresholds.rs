@@ -57,6 +57,8 @@ pub(super) struct Thresholds {
     pub(super) removals: usize,
     /// Time after which no further one is removed: the end of a queue pair flushes its requests.
     pub(super) removal_time: Duration,
+    /// Expired deadlines that are handled. Each may end a connection.
+    pub(super) deadlines: usize,
     /// Commands executed, so that a burst of them does not stall the data path.
     pub(super) commands: usize,
 }
@@ -83,5 +85,6 @@ pub(super) const THRESHOLDS: Thresholds = Thresholds {
     ended: 16,
     removals: 16,
     removal_time: Duration::from_micros(50),
+    deadlines: 32,
     commands: 16,
 };
