@@ -26,7 +26,8 @@ impl Connections {
             return false;
         }
         let mut lacks_room = None;
-        for user in self.scheduler.users.slots() {
+        let mut round = self.scheduler.users.start_round();
+        while let Some(user) = self.scheduler.users.next_in_round(&mut round) {
             for port in 0..self.ports.len() {
                 let count = self.scheduler.users.ready_len(user, port);
                 if count > 0
