@@ -25,7 +25,7 @@ pub enum PayloadPolicy {
     /// to be copied.
     ReferenceUntilAck,
     /// By reference, and the peer gets the same mbuf: it may read the memory after it acknowledged it.
-    /// The message completes when no frame refers to its memory any more, which is polled.
+    /// The message completes when the last frame that refers to its memory is freed.
     ReferenceUntilRelease,
 }
 

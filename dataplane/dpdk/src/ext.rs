@@ -6,23 +6,26 @@
 //!
 //! ```text
 //!            alloc             free, none outstanding
-//!   free list ────► in use ─────────────────────────► free list
+//!   free list ────► in use ─────────────────────────────► free list
 //!                     │  free, some outstanding              ▲
-//!                     └───────────────► zombies ── sweep ────┘
+//!                     └──► zombies ── last mbuf freed ──► released list
 //! ```
 //!
-//! DPDK's own reference counter is used. It starts at 1, the owner's share, so it never falls to
-//! zero and the free callback never runs; a slot is reused only when the counter is back at 1. The
-//! thread that frees an mbuf, whichever it is, returns the mbuf's share. A tracker with many mbufs
-//! takes shares in advance, because each atomic step of the counter waits for all earlier stores.
+//! DPDK's own reference counter is used. It starts at 1, the owner's share, so it does not fall to
+//! zero while the tracker is in use. The thread that frees an mbuf, whichever it is, returns the
+//! mbuf's share. A zombie has no owner's share: the thread that frees its last mbuf puts it on the
+//! released list, where the pool finds it. So the number of zombies costs nothing, only their
+//! releases do. A tracker with many mbufs takes shares in advance, because each atomic step of the
+//! counter waits for all earlier stores.
 
 use crate::{ExtMemory, ExtSlice, Mbuf, eal};
 use dpdk_sys as sys;
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU16, Ordering, fence};
 
 /// Maximum shares of one tracker, including its owner's: DPDK counts in 16 bits.
 const MAX_SHARES: u16 = u16::MAX - 1;
@@ -35,53 +38,101 @@ struct TrackerSlot {
     memory: Option<Arc<dyn ExtMemory>>,
     /// Serial number of the tracker that has the slot, or had it last.
     serial: u64,
-    home: *const DroppedTrackers,
-    /// Link in the list of dropped trackers.
-    dropped_next: AtomicPtr<TrackerSlot>,
+    home: *const ReleasedTrackers,
+    /// Link in the list of released trackers.
+    released_next: AtomicPtr<TrackerSlot>,
+    /// Place among the pool's zombies. Only the pool accesses it.
+    zombie_at: Option<u32>,
+    /// Number to report when the last mbuf of a zombie was freed. Only the pool accesses it.
+    waiter: Option<u32>,
 }
 
-/// List of trackers that were dropped instead of freed.
-struct DroppedTrackers {
-    dropped: AtomicPtr<TrackerSlot>,
+/// List of zombies whose last mbuf was freed, and of trackers that were dropped instead of freed.
+struct ReleasedTrackers {
+    first: AtomicPtr<TrackerSlot>,
+}
+
+impl ReleasedTrackers {
+    /// Adds a slot.
+    ///
+    /// # Safety
+    /// No mbuf refers to the slot, or its tracker was dropped; it is not in the list, and the caller
+    /// does not access it afterwards.
+    unsafe fn push(&self, slot: NonNull<TrackerSlot>) {
+        let mut head = self.first.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: the link is the caller's until the slot is in the list.
+            unsafe {
+                (*slot.as_ptr())
+                    .released_next
+                    .store(head, Ordering::Relaxed)
+            };
+            // Release: pairs with the acquire of `take_released`, which takes all.
+            match self.first.compare_exchange_weak(
+                head,
+                slot.as_ptr(),
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
 }
 
 /// Tracker slots for one worker's work requests.
 pub struct TrackerPool {
-    home: NonNull<DroppedTrackers>,
+    home: NonNull<ReleasedTrackers>,
     slots: NonNull<[TrackerSlot]>,
     free: Vec<NonNull<TrackerSlot>>,
     zombies: Vec<NonNull<TrackerSlot>>,
+    /// Slots taken from the released list that are still to be reclaimed, linked by `released_next`.
+    released: *mut TrackerSlot,
+    /// Releases that were waited for and are still to be reported.
+    notices: VecDeque<Released>,
     last_serial: u64,
 }
 
-/// Identifies a tracker of a pool even after it has ended, see [`TrackerPool::has_mbufs_out`].
+/// Identifies a tracker of a pool even after it has ended, see [`TrackerPool::is_zombie`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrackerId {
     slot: usize,
     serial: u64,
 }
 
+/// Reports that the last mbuf of an ended tracker was freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Released {
+    /// The tracker.
+    pub tracker: TrackerId,
+    /// Number that was passed to [`TrackerPool::free_and_await`].
+    pub waiter: u32,
+}
+
 // SAFETY: slots of the free and zombie lists belong to the pool; the fields that other threads
-// access (the counter, the list of dropped trackers) are atomic.
+// access (the counter, the released list) are atomic.
 unsafe impl Send for TrackerPool {}
 
 impl TrackerPool {
     /// Creates a pool for `capacity` work requests in flight.
     pub fn new(capacity: usize) -> Self {
-        let home = NonNull::from(Box::leak(Box::new(DroppedTrackers {
-            dropped: AtomicPtr::new(ptr::null_mut()),
+        let home = NonNull::from(Box::leak(Box::new(ReleasedTrackers {
+            first: AtomicPtr::new(ptr::null_mut()),
         })));
         let slots: Box<[TrackerSlot]> = (0..capacity)
             .map(|_| TrackerSlot {
                 shinfo: sys::rte_mbuf_ext_shared_info {
-                    free_cb: Some(nothing_to_free),
+                    free_cb: Some(on_last_mbuf_freed),
                     fcb_opaque: ptr::null_mut(),
                     refcnt: AtomicU16::new(1),
                 },
                 memory: None,
                 serial: 0,
                 home: home.as_ptr(),
-                dropped_next: AtomicPtr::new(ptr::null_mut()),
+                released_next: AtomicPtr::new(ptr::null_mut()),
+                zombie_at: None,
+                waiter: None,
             })
             .collect();
         let slots = NonNull::from(Box::leak(slots));
@@ -89,14 +140,22 @@ impl TrackerPool {
         // Pushed backwards, so that low slots are used first.
         let free = (0..capacity)
             .rev()
-            // SAFETY: the index is within the slice.
-            .map(|index| unsafe { first.add(index) })
+            .map(|index| {
+                // SAFETY: the index is within the slice, and no other reference to it exists.
+                unsafe {
+                    let slot = first.add(index);
+                    (*slot.as_ptr()).shinfo.fcb_opaque = slot.as_ptr().cast();
+                    slot
+                }
+            })
             .collect();
         Self {
             home,
             slots,
             free,
             zombies: Vec::with_capacity(capacity),
+            released: ptr::null_mut(),
+            notices: VecDeque::new(),
             last_serial: 0,
         }
     }
@@ -105,8 +164,8 @@ impl TrackerPool {
     /// into it. `None` when all slots are in use.
     #[inline]
     pub fn alloc(&mut self, memory: Arc<dyn ExtMemory>) -> Option<ExtTracker> {
-        if self.free.is_empty() && self.sweep_released() == 0 {
-            return None;
+        while self.free.is_empty() {
+            self.reclaim_next()?;
         }
         let slot = self.free.pop()?;
         self.last_serial += 1;
@@ -122,8 +181,8 @@ impl TrackerPool {
         })
     }
 
-    /// Ends a tracker. If mbufs still refer to it, its slot and its memory are kept until a later
-    /// [`Self::sweep_released`] finds those mbufs freed.
+    /// Ends a tracker. If mbufs still refer to it, its slot and its memory are kept until they are
+    /// freed.
     #[inline]
     pub fn free(&mut self, tracker: ExtTracker) {
         if !self.is_owner_of(tracker.slot) {
@@ -134,7 +193,28 @@ impl TrackerPool {
         tracker.give_spare_back();
         let slot = tracker.slot;
         std::mem::forget(tracker);
-        self.reclaim_slot(slot);
+        self.end_slot(slot, None);
+    }
+
+    /// Ends a tracker to which mbufs may still refer, as [`Self::free`] does. Returns its identifier if
+    /// some do: [`Self::pop_notice`] reports `waiter` after the last one was freed.
+    #[inline]
+    pub fn free_and_await(&mut self, tracker: ExtTracker, waiter: u32) -> Option<TrackerId> {
+        if !self.is_owner_of(tracker.slot) {
+            drop(tracker);
+            return None;
+        }
+        tracker.give_spare_back();
+        let slot = tracker.slot;
+        std::mem::forget(tracker);
+        let id = self.id_of_slot(slot);
+        self.end_slot(slot, Some(waiter)).then_some(id)
+    }
+
+    /// Takes the next report of a release that is waited for.
+    #[inline]
+    pub fn pop_notice(&mut self) -> Option<Released> {
+        self.notices.pop_front()
     }
 
     fn is_owner_of(&self, slot: NonNull<TrackerSlot>) -> bool {
@@ -142,46 +222,105 @@ impl TrackerPool {
         ptr::eq(unsafe { (*slot.as_ptr()).home }, self.home.as_ptr())
     }
 
+    /// Ends the tracker of a slot, whose owner's share is ours. Returns true if mbufs refer to it.
+    #[inline]
+    fn end_slot(&mut self, slot: NonNull<TrackerSlot>, waiter: Option<u32>) -> bool {
+        // SAFETY: the owner's share and all plain fields are ours.
+        let refcnt = unsafe { &(*slot.as_ptr()).shinfo.refcnt };
+        // Acquire: pairs with the release with which each mbuf returned its share. With
+        // `fetch_sub`, the owner's share is given up; if it was the last one, no other thread has
+        // seen zero.
+        if refcnt.load(Ordering::Acquire) == 1 || refcnt.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.reclaim_slot(slot);
+            return false;
+        }
+        // SAFETY: threads that free mbufs access neither field.
+        unsafe {
+            (*slot.as_ptr()).zombie_at = Some(self.zombies.len() as u32);
+            (*slot.as_ptr()).waiter = waiter;
+        }
+        self.zombies.push(slot);
+        true
+    }
+
+    /// Puts a slot to which no mbuf refers onto the free list.
     #[inline]
     fn reclaim_slot(&mut self, slot: NonNull<TrackerSlot>) {
-        // SAFETY: the owner's share is ours now. Acquire: pairs with the release with which each
-        // mbuf returned its share.
+        // SAFETY: no mbuf refers to the slot, so it belongs to us alone.
         unsafe {
-            if (*slot.as_ptr()).shinfo.refcnt.load(Ordering::Acquire) == 1 {
-                (*slot.as_ptr()).memory = None;
-                self.free.push(slot);
-            } else {
-                self.zombies.push(slot);
+            (*slot.as_ptr()).shinfo.refcnt.store(1, Ordering::Relaxed);
+            (*slot.as_ptr()).memory = None;
+        }
+        self.free.push(slot);
+    }
+
+    /// Takes a slot from the released list.
+    #[inline]
+    fn take_released(&mut self) -> Option<NonNull<TrackerSlot>> {
+        if self.released.is_null() {
+            // SAFETY: `home` lives as long as the pool.
+            let first = unsafe { &self.home.as_ref().first };
+            if first.load(Ordering::Relaxed).is_null() {
+                return None;
+            }
+            // Acquire: pairs with the release that put a slot on the list.
+            self.released = first.swap(ptr::null_mut(), Ordering::Acquire);
+        }
+        let slot = NonNull::new(self.released)?;
+        // SAFETY: a slot on the list is not accessed by other threads.
+        self.released = unsafe { (*slot.as_ptr()).released_next.load(Ordering::Relaxed) };
+        Some(slot)
+    }
+
+    /// Reclaims the next slot of the released list. Returns `None` if the list is empty.
+    #[inline]
+    fn reclaim_next(&mut self) -> Option<()> {
+        let slot = self.take_released()?;
+        // SAFETY: only the pool accesses these fields.
+        let (zombie_at, waiter) = unsafe {
+            (
+                (*slot.as_ptr()).zombie_at.take(),
+                (*slot.as_ptr()).waiter.take(),
+            )
+        };
+        let Some(place) = zombie_at else {
+            // Dropped, with its owner's share.
+            self.end_slot(slot, None);
+            return Some(());
+        };
+        self.zombies.swap_remove(place as usize);
+        if let Some(moved) = self.zombies.get(place as usize) {
+            // SAFETY: only the pool accesses the field.
+            unsafe { (*moved.as_ptr()).zombie_at = Some(place) };
+        }
+        if let Some(waiter) = waiter {
+            let tracker = self.id_of_slot(slot);
+            self.notices.push_back(Released { tracker, waiter });
+        }
+        self.reclaim_slot(slot);
+        Some(())
+    }
+
+    /// Reclaims up to `most` slots of ended trackers whose mbufs have all been freed. The cost does not
+    /// depend on the number of other slots.
+    #[inline]
+    pub fn reclaim_released(&mut self, most: usize) {
+        for _ in 0..most {
+            if self.reclaim_next().is_none() {
+                return;
             }
         }
     }
 
-    /// Reclaims the slots of ended trackers whose mbufs have all been freed; returns the number of
-    /// slots reclaimed. A worker calls it when it has nothing else to do.
+    /// Reclaims the slots of all ended trackers whose mbufs have been freed; returns the number of
+    /// slots reclaimed.
     pub fn sweep_released(&mut self) -> usize {
         let before = self.free.len();
-        for index in (0..self.zombies.len()).rev() {
-            let slot = self.zombies[index];
-            // SAFETY: the owner's share of a zombie is ours; Acquire as in `reclaim_slot`.
-            if unsafe { (*slot.as_ptr()).shinfo.refcnt.load(Ordering::Acquire) } == 1 {
-                self.zombies.swap_remove(index);
-                self.reclaim_slot(slot);
-            }
-        }
-        // SAFETY: `home` lives as long as the pool. Acquire: pairs with the
-        // release that put a slot on the list.
-        let mut next = unsafe { self.home.as_ref() }
-            .dropped
-            .swap(ptr::null_mut(), Ordering::Acquire);
-        while let Some(slot) = NonNull::new(next) {
-            // SAFETY: a slot on the list was given up by its tracker.
-            next = unsafe { (*slot.as_ptr()).dropped_next.load(Ordering::Relaxed) };
-            self.reclaim_slot(slot);
-        }
+        while self.reclaim_next().is_some() {}
         self.free.len() - before
     }
 
-    /// Slots of ended trackers that still have mbufs out.
+    /// Slots of ended trackers that are not reclaimed yet.
     pub fn zombie_count(&self) -> usize {
         self.zombies.len()
     }
@@ -211,16 +350,16 @@ impl TrackerPool {
         zombies.map(|slot| self.id_of_slot(*slot))
     }
 
-    /// Returns true if mbufs of an ended tracker still point into its memory.
-    pub fn has_mbufs_out(&self, tracker: TrackerId) -> bool {
+    /// Returns true while the pool keeps the memory of an ended tracker, because mbufs point into it
+    /// or did so until recently.
+    pub fn is_zombie(&self, tracker: TrackerId) -> bool {
         if tracker.slot >= self.slots.len() {
             return false;
         }
-        // SAFETY: within the slots. Only `alloc` writes serial numbers; the counter is atomic.
-        // Acquire: at 1, every reader is done with the memory.
+        // SAFETY: within the slots. Only the pool writes both fields.
         unsafe {
             let slot = self.slots.cast::<TrackerSlot>().add(tracker.slot).as_ptr();
-            (*slot).serial == tracker.serial && (*slot).shinfo.refcnt.load(Ordering::Acquire) > 1
+            (*slot).serial == tracker.serial && (*slot).zombie_at.is_some()
         }
     }
 
@@ -254,8 +393,8 @@ impl Drop for TrackerPool {
 
 /// The memory of one work request, and the count of mbufs that point into it.
 ///
-/// Return it with [`TrackerPool::free`]. If it is dropped instead, the pool reclaims it at its next
-/// sweep.
+/// Return it with [`TrackerPool::free`]. If it is dropped instead, the pool finds it on its released
+/// list.
 pub struct ExtTracker {
     slot: NonNull<TrackerSlot>,
     /// Shares taken from the counter but not yet given to an mbuf.
@@ -396,28 +535,21 @@ impl ExtTracker {
 impl Drop for ExtTracker {
     fn drop(&mut self) {
         self.give_spare_back();
-        // SAFETY: the slot is valid, and `home` lives while any slot is out.
-        unsafe {
-            let slot = self.slot.as_ref();
-            let dropped = &(*slot.home).dropped;
-            let mut head = dropped.load(Ordering::Relaxed);
-            loop {
-                slot.dropped_next.store(head, Ordering::Relaxed);
-                // Release: pairs with the acquire of `sweep`, which takes all.
-                match dropped.compare_exchange_weak(
-                    head,
-                    self.slot.as_ptr(),
-                    Ordering::Release,
-                    Ordering::Relaxed,
-                ) {
-                    Ok(_) => return,
-                    Err(now) => head = now,
-                }
-            }
-        }
+        // SAFETY: the slot is valid and in no list, and `home` lives while any slot is out.
+        unsafe { (*(*self.slot.as_ptr()).home).push(self.slot) };
     }
 }
 
-/// DPDK requires a callback; the owner's share keeps the counter above zero, so this is never
-/// called while the slot is in use.
-unsafe extern "C" fn nothing_to_free(_addr: *mut c_void, _opaque: *mut c_void) {}
+/// Puts a zombie whose last mbuf was freed onto the released list of its pool. While a tracker is in
+/// use, its owner's share keeps the counter above zero, and this is not called.
+unsafe extern "C" fn on_last_mbuf_freed(_addr: *mut c_void, opaque: *mut c_void) {
+    let Some(slot) = NonNull::new(opaque.cast::<TrackerSlot>()) else {
+        return;
+    };
+    // DPDK reads the counter of a last mbuf relaxed. Acquire: pairs with the releases with which the
+    // other mbufs returned their shares.
+    fence(Ordering::Acquire);
+    // SAFETY: `opaque` is the slot that has the counter, which is at zero: no mbuf refers to the slot,
+    // and it is not in the list. `home` lives while any slot is out, and does not change.
+    unsafe { (*(*slot.as_ptr()).home).push(slot) };
+}

@@ -244,6 +244,115 @@ fn a_sweep_finds_each_zombie_whose_mbufs_are_gone() {
 }
 
 #[test]
+fn a_release_is_reported_when_the_last_mbuf_is_freed_and_not_before() {
+    let pool = pool(63);
+    let memory = pattern();
+    let mut trackers = TrackerPool::new(8);
+    let mut held: Vec<Vec<Mbuf>> = (0..8).map(|_| Vec::new()).collect();
+    let mut ids = Vec::new();
+    for (number, mbufs) in held.iter_mut().enumerate() {
+        let tracker = trackers.alloc(as_ext(&memory)).unwrap();
+        for _ in 0..3 {
+            let mut m = Mbuf::alloc(&pool).unwrap();
+            assert!(tracker.attach(&mut m, 0, 8));
+            mbufs.push(m);
+        }
+        ids.push(trackers.free_and_await(tracker, number as u32).unwrap());
+    }
+    let mut cache = MbufCache::new(&pool);
+    for (number, mut mbufs) in held.into_iter().enumerate().rev() {
+        cache.free(mbufs.pop().unwrap());
+        drop(mbufs.pop());
+        trackers.reclaim_released(8);
+        assert_eq!(trackers.pop_notice(), None, "one mbuf is left");
+        assert!(trackers.is_zombie(ids[number]));
+        match number % 2 {
+            0 => cache.free(mbufs.pop().unwrap()),
+            _ => std::thread::scope(|scope| {
+                scope.spawn(|| drop(mbufs));
+            }),
+        }
+        trackers.reclaim_released(8);
+        let (tracker, waiter) = (ids[number], number as u32);
+        let told = Some(dpdk::Released { tracker, waiter });
+        assert_eq!(trackers.pop_notice(), told);
+        assert_eq!(trackers.pop_notice(), None);
+        assert!(!trackers.is_zombie(tracker));
+        assert_eq!(trackers.zombie_count(), number);
+    }
+    // Without mbufs there is nothing to wait for.
+    let tracker = trackers.alloc(as_ext(&memory)).unwrap();
+    assert_eq!(trackers.free_and_await(tracker, 7), None);
+    assert_eq!(trackers.available_trackers(), 8);
+}
+
+#[test]
+fn a_call_reclaims_a_bounded_number_of_released_trackers() {
+    let pool = pool(63);
+    let memory = pattern();
+    let mut trackers = TrackerPool::new(8);
+    let mut held: Vec<Mbuf> = (0..8)
+        .map(|number| {
+            let tracker = trackers.alloc(as_ext(&memory)).unwrap();
+            let mut m = Mbuf::alloc(&pool).unwrap();
+            assert!(tracker.attach(&mut m, 0, 8));
+            assert!(trackers.free_and_await(tracker, number).is_some());
+            m
+        })
+        .collect();
+    let last = held.pop();
+    drop(held);
+    for left in [5, 2, 1, 1] {
+        trackers.reclaim_released(3);
+        assert_eq!(trackers.zombie_count(), left);
+    }
+    drop(last);
+    trackers.reclaim_released(3);
+    assert_eq!(trackers.zombie_count(), 0);
+    let mut told: Vec<_> = std::iter::from_fn(|| trackers.pop_notice()).collect();
+    told.sort_by_key(|released| released.waiter);
+    let waiters: Vec<_> = told.iter().map(|released| released.waiter).collect();
+    assert_eq!(waiters, (0..8).collect::<Vec<_>>());
+}
+
+#[test]
+fn releases_by_several_threads_are_each_reported_once() {
+    const COUNT: u32 = 1500;
+    let pool = pool(2047);
+    let memory = pattern();
+    let mut trackers = TrackerPool::new(COUNT as usize);
+    let mut mbufs = Vec::new();
+    let mut live = Vec::new();
+    for _ in 0..COUNT {
+        let tracker = trackers.alloc(as_ext(&memory)).unwrap();
+        let mut m = Mbuf::alloc(&pool).unwrap();
+        assert!(tracker.attach(&mut m, 0, 8));
+        mbufs.push(m);
+        live.push(tracker);
+    }
+    let mut awaited = 0;
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let part = mbufs.split_off(mbufs.len() - COUNT as usize / 3);
+            scope.spawn(move || part.into_iter().for_each(drop));
+        }
+        // Each ends while its mbuf is freed.
+        for (waiter, tracker) in live.into_iter().enumerate() {
+            awaited += u32::from(trackers.free_and_await(tracker, waiter as u32).is_some());
+            trackers.reclaim_released(2);
+        }
+    });
+    trackers.sweep_released();
+    let told = std::iter::from_fn(|| trackers.pop_notice());
+    let mut waiters: Vec<_> = told.map(|released| released.waiter).collect();
+    assert_eq!(waiters.len() as u32, awaited);
+    waiters.sort_unstable();
+    waiters.dedup();
+    assert_eq!(waiters.len() as u32, awaited, "each once");
+    assert_eq!(trackers.available_trackers(), COUNT as usize);
+}
+
+#[test]
 fn a_dropped_tracker_is_found_by_the_sweep() {
     let pool = pool(63);
     let mut trackers = TrackerPool::new(3);

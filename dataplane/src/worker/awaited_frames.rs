@@ -15,6 +15,7 @@ use siw_tcp::Instant;
 
 use super::ext_bufs::{ExtBufRefs, HeldFrames};
 use super::messages::Event;
+use super::thresholds::THRESHOLDS;
 use crate::datapath::port::WorkerPort;
 use crate::ids::CommandToken;
 
@@ -102,7 +103,7 @@ impl FrameReleases {
         for port in ports {
             port.output.release_sent_buffers();
         }
-        ext_bufs.sweep();
+        ext_bufs.reclaim_released(THRESHOLDS.releases);
     }
 
     /// Answers when the ports have released the frames. A worker that has answered continues to have
@@ -142,58 +143,16 @@ impl FrameReleases {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
-    use std::sync::atomic::AtomicBool;
-
-    use crossbeam::queue::ArrayQueue;
     use dpdk::{Mbuf, Mempool, Port, PortConfig, RxBatch, RxQueue, TxBatch, TxQueue};
-    use nix::sys::eventfd::EventFd;
     use siw_iwarp::ExtBufRef;
-    use siw_memory::KeyTable;
-    use siw_shm::{SharedMemory, WorkerPage};
+    use siw_shm::SharedMemory;
 
     use super::*;
-    use crate::config::IdlePolicy;
     use crate::datapath::batch_loop::BatchLoop;
-    use crate::datapath::inbox::WorkerInbox;
     use crate::datapath::test_environment;
     use crate::worker::Worker;
     use crate::worker::messages::Command;
-    use crate::worker::{Mailbox, WorkerConfig};
-
-    fn event_descriptor() -> OwnedFd {
-        EventFd::new().unwrap().into()
-    }
-
-    /// A worker without ports, which this thread runs.
-    fn new_worker(pool: &Mempool) -> Worker {
-        let page = WorkerPage::create_sealed(2).unwrap();
-        let flag = |number| page.sleep_flag(number).unwrap();
-        let inbox = Arc::new(WorkerInbox::new(event_descriptor(), flag(0)));
-        let mailbox = Mailbox {
-            commands: ArrayQueue::new(16),
-            events: ArrayQueue::new(16),
-            has_ended: AtomicBool::new(false),
-            inbox: inbox.clone(),
-            control_wake: Arc::new(event_descriptor()),
-            control_asleep: Arc::new(flag(1)),
-        };
-        let config = WorkerConfig {
-            index: 0,
-            core: 0,
-            idle: IdlePolicy::Poll,
-            spin: Duration::ZERO,
-            clock: crate::datapath::clock::TscClock::new(),
-            ports: Vec::new(),
-            pool: pool.clone(),
-            keys: KeyTable::new(16, 1).register_reader().unwrap(),
-            sleeping: flag(0),
-            max_pending_per_user: 1,
-            mailbox: Arc::new(mailbox),
-            inboxes: Arc::new([inbox]),
-        };
-        Worker::new(config).unwrap()
-    }
+    use crate::worker::test_worker::new_worker;
 
     /// Creates a ring pair, which holds frames until they are read. Its name must be unique in DPDK
     /// among concurrent tests.

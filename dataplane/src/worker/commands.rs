@@ -39,7 +39,7 @@ impl Worker {
 
     fn execute_command(&mut self, now: Instant, command: Command) {
         let connections = &mut self.connections;
-        let Some(command) = connections.lingering.hold(command) else {
+        let Some(command) = connections.departing.hold(command) else {
             return;
         };
         match command {
@@ -62,9 +62,7 @@ impl Worker {
                     .add_client(client, user, doorbells, wake);
             }
             Command::RemoveClient { client, lingers } => {
-                if !connections.remove_queue_pairs(now, client, lingers) {
-                    self.forget_client(client);
-                }
+                connections.departing.start(client, lingers);
             }
             Command::AddCq(cq) => connections.context.cqs.insert(*cq),
             Command::RemoveCq { cq } => connections.context.cqs.remove(cq),
@@ -187,16 +185,13 @@ impl Worker {
         }
     }
 
-    fn forget_client(&mut self, client: ClientId) {
-        if let Some(wake) = self.connections.forget_client(client) {
+    /// Forgets a departed client whose last object is gone, and executes the barriers that waited for
+    /// that.
+    #[cold]
+    pub(super) fn end_departure(&mut self, now: Instant, client: ClientId, held: Vec<Command>) {
+        if let Some(wake) = self.connections.scheduler.remove_client(client) {
             self.wake_sources.unwatch(&wake);
         }
-    }
-
-    /// Removes a client whose last lingering stream has ended.
-    #[cold]
-    pub(super) fn end_lingering(&mut self, now: Instant, client: ClientId, held: Vec<Command>) {
-        self.forget_client(client);
         for command in held {
             self.execute_command(now, command);
         }

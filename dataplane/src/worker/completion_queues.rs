@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::client_objects::ClientObjects;
 use super::slots::QpSlot;
 use crate::ids::{ClientId, CqId};
 use siw_shm::{CqProducer, Wc};
@@ -73,6 +74,7 @@ struct CqSlot {
 #[derive(Default)]
 pub(crate) struct CqTable {
     slots: Vec<Option<Box<CqSlot>>>,
+    pub(super) of_clients: ClientObjects,
     /// Queues written since the last [`CqTable::notify_channels`].
     written: Vec<CqId>,
     /// Queues whose event is to be written with the next [`CqTable::notify_channels`].
@@ -105,6 +107,8 @@ impl CqTable {
         if self.slots.len() <= index {
             self.slots.resize_with(index + 1, || None);
         }
+        self.remove(queue.id);
+        self.of_clients.insert(queue.client, queue.id.0);
         self.slots[index] = Some(Box::new(CqSlot {
             queue,
             is_written: false,
@@ -177,24 +181,22 @@ impl CqTable {
     /// Forgets a queue.
     pub(super) fn remove(&mut self, id: CqId) {
         let removed = self.slots.get_mut(id.index()).and_then(Option::take);
-        if let Some(until) = removed.and_then(|slot| slot.moderated_until) {
+        let Some(removed) = removed else {
+            return;
+        };
+        self.of_clients.remove(removed.queue.client, id.0);
+        if let Some(until) = removed.moderated_until {
             self.moderated.remove(&(until, id));
         }
     }
 
-    /// Forgets every queue of a client.
-    pub(super) fn remove_client(&mut self, client: ClientId) {
-        for place in &mut self.slots {
-            if place
-                .as_ref()
-                .is_some_and(|slot| slot.queue.client == client)
-            {
-                *place = None;
-            }
+    /// Forgets a queue of a client. Returns false if the client has none.
+    pub(super) fn remove_next(&mut self, client: ClientId) -> bool {
+        let next = self.of_clients.next(client, 0).map(CqId);
+        if let Some(id) = next {
+            self.remove(id);
         }
-        let slots = &self.slots;
-        self.moderated
-            .retain(|(_, id)| slots.get(id.index()).is_some_and(Option::is_some));
+        next.is_some()
     }
 
     /// Identifies the completion that was pushed last.

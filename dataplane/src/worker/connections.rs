@@ -13,8 +13,6 @@
 //! own files.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use dpdk::MbufCache;
 use siw_iwarp::{CloseReason, QpEvent, QueuePair, RdmapState, TxRecord};
@@ -24,10 +22,10 @@ use siw_tcp::{ConnId, Instant, IpCidr, LearnedRoutes, TcpInfo, TcpState};
 use super::conn_owner::ConnOwner;
 use super::context::{QpView, WorkerContext};
 use super::deadlines::Deadlines;
+use super::departures::DepartingClients;
 use super::drop_reasons::DropCounts;
 use super::histogram::{MessageLengths, RoundTripTimes};
 use super::lifecycle_state::LifecycleState;
-use super::lingering::LingeringClients;
 use super::listener_options::PortListeners;
 use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
 use super::new_port::NewPort;
@@ -42,7 +40,7 @@ use super::traced_counters::TracedCounters;
 use super::worker_qp::{QpTable, WorkerQp};
 use crate::datapath::clock::TscClock;
 use crate::datapath::port::WorkerPort;
-use crate::ids::{ClientId, Qpn};
+use crate::ids::Qpn;
 use crate::netlink::KernelNeighbour;
 
 /// The connections of a worker and the state that they share.
@@ -60,8 +58,8 @@ pub(super) struct Connections {
     pub(super) deadlines: Deadlines,
     pub(super) port_mapper: PortMapper,
     pub(super) resolutions: Resolutions,
-    /// Departed clients whose streams have not sent all their requests.
-    pub(super) lingering: LingeringClients,
+    /// Departed clients that still have objects in the worker.
+    pub(super) departing: DepartingClients,
     pub(super) cache: MbufCache,
     /// FPDUs placed out of order.
     pub(super) placed_out_of_order: u64,
@@ -338,14 +336,6 @@ impl Connections {
             windows = dropped.map_or(windows, |(_, windows)| windows);
         }
         self.post_event(Event::QpDestroyed { qpn, windows });
-    }
-
-    /// Removes the queues of a client that has no queue pairs any more. Returns its wake-up descriptor.
-    pub(super) fn forget_client(&mut self, client: ClientId) -> Option<Arc<OwnedFd>> {
-        self.context.cqs.remove_client(client);
-        self.context.srqs.remove_client(client);
-        self.resolutions.remove_client(client);
-        self.scheduler.remove_client(client)
     }
 
     /// Adds a port, in the place of a removed one if there is one without connections.

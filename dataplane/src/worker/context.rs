@@ -306,11 +306,7 @@ impl QpEnv for QpView<'_> {
     #[inline]
     fn is_released(&mut self, ext_buf: ExtBufRef) -> bool {
         // If no reference outlives the acknowledgement, the acknowledgement is the release.
-        let is_released = !self.rings.awaits_releases || self.context.ext_bufs.is_released(ext_buf);
-        if !is_released {
-            self.park(Wait::Release);
-        }
-        is_released
+        !self.rings.awaits_releases || self.context.ext_bufs.await_release(ext_buf, self.rings.qpn)
     }
 
     #[inline]

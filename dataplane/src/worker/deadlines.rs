@@ -54,7 +54,13 @@ impl Deadlines {
 
 #[cfg(test)]
 mod tests {
+    use dpdk::Mempool;
+
     use super::*;
+    use crate::datapath::batch_loop::BatchLoop;
+    use crate::datapath::test_environment;
+    use crate::worker::test_worker::new_worker;
+    use crate::worker::thresholds::THRESHOLDS;
 
     #[test]
     fn deadlines_expire_in_order_and_not_before_their_time() {
@@ -72,5 +78,28 @@ mod tests {
         assert_eq!(deadlines.pop_expired(Instant(30)), Some(first));
         assert_eq!(deadlines.pop_expired(Instant(30)), Some(second));
         assert_eq!(deadlines.pop_expired(Instant(30)), None);
+    }
+
+    #[test]
+    fn a_batch_handles_a_bounded_number_of_expired_deadlines() {
+        const EXPIRED: usize = 1000;
+        let pool = Mempool::new(test_environment(), "deadlines", 63, 0, 2048, None).unwrap();
+        let mut worker = new_worker(&pool);
+        let now = Instant::from_millis(1000);
+        let later = Instant::from_millis(2000);
+        let deadlines = &mut worker.connections.deadlines;
+        for number in 0..EXPIRED as u32 {
+            // The queue pairs are gone.
+            deadlines.insert(now, DeadlineOwner::Polls(QpSlot(number)));
+        }
+        deadlines.insert(later, DeadlineOwner::Polls(QpSlot(0)));
+        let mut left = EXPIRED + 1;
+        while worker.connections.deadlines.earliest() == Some(now) {
+            worker.run_batch(now);
+            let now_left = worker.connections.deadlines.0.len();
+            assert!(now_left < left && left - now_left <= THRESHOLDS.deadlines);
+            left = now_left;
+        }
+        assert_eq!(left, 1);
     }
 }

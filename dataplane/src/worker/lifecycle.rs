@@ -71,6 +71,7 @@ use super::messages::{
     ConnectFailure, ConnectionSnapshot, DisconnectReason, Event, ModifyTarget, QpInfo,
 };
 use super::slots::QpSlot;
+use super::thresholds::THRESHOLDS;
 use super::worker_qp::WorkerQp;
 use crate::ids::{CommandToken, Qpn};
 
@@ -731,10 +732,14 @@ impl Connections {
         self.post_event(Event::CompletionsPolled { qpn });
     }
 
-    /// Handles all expired deadlines. Called once per batch.
+    /// Handles expired deadlines, the earliest first; some of them in one batch, since those of a client
+    /// may expire together. A worker with others left does not sleep. Called once per batch.
     #[inline]
     pub(super) fn expire_deadlines(&mut self, now: Instant) {
-        while let Some(owner) = self.deadlines.pop_expired(now) {
+        for _ in 0..THRESHOLDS.deadlines {
+            let Some(owner) = self.deadlines.pop_expired(now) else {
+                return;
+            };
             match owner {
                 DeadlineOwner::QueuePair(slot) => self.on_queue_pair_deadline(now, slot),
                 DeadlineOwner::Pending(slot) => self.on_pending_deadline(now, slot),

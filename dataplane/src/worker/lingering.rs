@@ -3,12 +3,7 @@
 //! stream stays in its worker until the requests posted to it and its final SEND are acknowledged.
 //! TCP then closes the connection without an owner.
 //!
-//! The control thread keeps the rings and the memory of the client, charged to its account, until each
-//! worker has passed the barrier that follows [`Command::RemoveClient`]. The worker holds this barrier
-//! back while streams of the client linger.
-
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+//! The client stays in its worker until its last stream has ended: see `departures.rs`.
 
 use siw_iwarp::RdmapState;
 use siw_shm::{SendData, SendWqe, SendWr, WrFlags};
@@ -17,91 +12,11 @@ use siw_tcp::Instant;
 use super::connections::Connections;
 use super::lifecycle::STALL_TIMEOUT;
 use super::lifecycle_state::LifecycleState;
-use super::messages::Command;
 use super::slots::QpSlot;
-use crate::ids::ClientId;
-
-/// Departed clients with lingering streams.
-#[derive(Default)]
-pub(super) struct LingeringClients {
-    clients: HashMap<ClientId, LingeringClient>,
-    /// Clients whose last stream has ended, with their barriers.
-    ended: VecDeque<(ClientId, Vec<Command>)>,
-}
-
-#[derive(Default)]
-struct LingeringClient {
-    streams: usize,
-    /// Barriers that wait for the streams.
-    held: Vec<Command>,
-}
-
-impl LingeringClients {
-    /// Holds a barrier back that has to wait for lingering streams; returns any other command.
-    pub(super) fn hold(&mut self, command: Command) -> Option<Command> {
-        if self.clients.is_empty() {
-            return Some(command);
-        }
-        let client = match &command {
-            Command::Barrier { token } | Command::AwaitFrames { token, .. } => token.client,
-            _ => None,
-        };
-        let Some(lingering) = client.and_then(|client| self.clients.get_mut(&client)) else {
-            return Some(command);
-        };
-        lingering.held.push(command);
-        None
-    }
-
-    /// Takes the next client whose last stream has ended, with the barriers that waited for it.
-    #[inline]
-    pub(super) fn pop_ended(&mut self) -> Option<(ClientId, Vec<Command>)> {
-        self.ended.pop_front()
-    }
-
-    /// Counts the end of a stream.
-    fn end_stream(&mut self, client: ClientId) {
-        let Entry::Occupied(mut found) = self.clients.entry(client) else {
-            return;
-        };
-        let lingering = found.get_mut();
-        lingering.streams -= 1;
-        if lingering.streams == 0 {
-            self.ended.push_back((client, found.remove().held));
-        }
-    }
-}
 
 impl Connections {
-    /// Removes the queue pairs of a departed client; with `lingers`, except for connected streams.
-    /// Returns true if there are any: the client has to stay until they end.
-    pub(super) fn remove_queue_pairs(
-        &mut self,
-        now: Instant,
-        client: ClientId,
-        lingers: bool,
-    ) -> bool {
-        let mut streams = 0;
-        let of_client = self
-            .queue_pairs
-            .select(|queue_pair| queue_pair.client == client);
-        for slot in of_client {
-            if lingers && self.linger(now, slot) {
-                streams += 1;
-            } else {
-                self.drop_queue_pair(now, slot, true);
-            }
-        }
-        if streams > 0 {
-            let held = Vec::new();
-            let lingering = LingeringClient { streams, held };
-            self.lingering.clients.insert(client, lingering);
-        }
-        streams > 0
-    }
-
     /// Lets a queue pair linger if it is a stream that can still send.
-    fn linger(&mut self, now: Instant, slot: QpSlot) -> bool {
+    pub(super) fn linger(&mut self, now: Instant, slot: QpSlot) -> bool {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return false;
         };
@@ -143,50 +58,7 @@ impl Connections {
             .map(|queue_pair| queue_pair.client);
         self.drop_queue_pair(now, slot, false);
         if let Some(client) = client {
-            self.lingering.end_stream(client);
+            self.departing.end_stream(client);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ids::CommandToken;
-
-    fn barrier(client: Option<u64>, number: u64) -> Command {
-        let client = client.map(ClientId);
-        let token = CommandToken { client, number };
-        Command::Barrier { token }
-    }
-
-    fn number_of(command: &Command) -> u64 {
-        match command {
-            Command::Barrier { token } => token.number,
-            _ => panic!("not a barrier"),
-        }
-    }
-
-    #[test]
-    fn the_barrier_of_a_departed_client_waits_for_its_last_stream() {
-        let mut lingering = LingeringClients::default();
-        let held = Vec::new();
-        let two = LingeringClient { streams: 2, held };
-        lingering.clients.insert(ClientId(1), two);
-
-        assert!(lingering.hold(barrier(Some(1), 10)).is_none());
-        let of_others = [barrier(Some(2), 11), barrier(None, 12), Command::Stop];
-        for command in of_others {
-            assert!(lingering.hold(command).is_some());
-        }
-        lingering.end_stream(ClientId(1));
-        assert!(lingering.pop_ended().is_none());
-        lingering.end_stream(ClientId(1));
-        let (client, held) = lingering.pop_ended().unwrap();
-        assert_eq!(client, ClientId(1));
-        assert_eq!(held.iter().map(number_of).collect::<Vec<_>>(), [10]);
-        assert!(lingering.pop_ended().is_none());
-        // The client is forgotten.
-        lingering.end_stream(ClientId(1));
-        assert!(lingering.hold(barrier(Some(1), 13)).is_some());
     }
 }

@@ -149,8 +149,8 @@ pub enum Command {
         /// Written by the client when the worker sleeps.
         wake: Arc<OwnedFd>,
     },
-    /// Removes a client and its queue pairs; resets its connections. Barriers that follow it for the
-    /// client wait for its lingering streams.
+    /// Removes a client and resets its connections. Its objects are removed a part at a time; barriers
+    /// that follow for the client wait for the last one.
     RemoveClient {
         /// Its number.
         client: ClientId,

@@ -23,6 +23,8 @@
 //! | `PortMapper` | `port_mapper.rs` | peers without a port mapper |
 //! | `PendingConnections`, `PortListeners` | `pending_connections.rs`, `listener_options.rs` | connections that no queue pair has taken yet; listeners |
 //! | `CqTable`, `SrqTable` | `completion_queues.rs`, `shared_receive_queues.rs` | completions and the events of completion channels; shared receive queues |
+//! | `ClientObjects` | `client_objects.rs` | in each of these tables and that of queue pairs: the objects of each client |
+//! | `DepartingClients` | `departures.rs`; `lingering.rs` | departed clients whose objects are removed a part at a time |
 //! | `FrameReleases` | `awaited_frames.rs`, with `ext_bufs.rs` | waits for frames that refer to memory |
 //!
 //! `worker_qp.rs`, `lifecycle_state.rs` and `qp_rings.rs` define a queue pair's state, `context.rs` the
@@ -31,6 +33,7 @@
 //! control thread. Ports and their frames: [`crate::datapath`].
 
 mod awaited_frames;
+mod client_objects;
 mod commands;
 pub mod completion_queues;
 mod conn_owner;
@@ -38,6 +41,7 @@ mod connect;
 mod connections;
 pub(crate) mod context;
 mod deadlines;
+mod departures;
 pub mod drop_reasons;
 mod ext_bufs;
 mod fpdu_writer;
@@ -63,6 +67,8 @@ mod sleep;
 mod slots;
 mod split_records;
 mod statistics;
+#[cfg(test)]
+mod test_worker;
 mod thresholds;
 mod trace;
 mod traced_counters;
@@ -91,9 +97,9 @@ use awaited_frames::FrameReleases;
 use connections::{Connections, ReceiveWaits};
 use context::WorkerContext;
 use deadlines::Deadlines;
+use departures::DepartingClients;
 use drop_reasons::DropCounts;
 use histogram::{MessageLengths, RoundTripTimes};
-use lingering::LingeringClients;
 use messages::Event;
 use parked::Wait;
 use pending_connections::PendingConnections;
@@ -176,7 +182,7 @@ impl Worker {
             deadlines: Deadlines::default(),
             port_mapper: PortMapper::default(),
             resolutions: Resolutions::default(),
-            lingering: LingeringClients::default(),
+            departing: DepartingClients::default(),
             cache: MbufCache::new(&config.pool),
             placed_out_of_order: 0,
             receive_waits: ReceiveWaits::default(),
@@ -242,6 +248,10 @@ impl BatchLoop for Worker {
         }
         self.timer_hold.on_batch_start(now);
         let mut busy = self.take_commands(now);
+        if self.connections.departing.has_work() {
+            busy = true;
+            self.connections.remove_departing(now);
+        }
         let Connections {
             clock,
             ports,
@@ -275,8 +285,8 @@ impl BatchLoop for Worker {
         if !connections.context.build_failures.is_empty() {
             connections.handle_build_failures(now);
         }
-        if !connections.context.parked.is_empty(Wait::Release) {
-            connections.poll_releases(now);
+        if connections.context.ext_bufs.has_unreleased() {
+            connections.complete_released(now);
         }
         let (ports, ext_bufs) = (&mut connections.ports, &mut connections.context.ext_bufs);
         if !self.frame_releases.is_empty() {
@@ -295,8 +305,8 @@ impl BatchLoop for Worker {
             connections.post_event(Event::SrqLimit { client, srq });
         }
         rx_frame::recycle_dropped_frames(&mut connections.cache);
-        while let Some((client, held)) = self.connections.lingering.pop_ended() {
-            self.end_lingering(now, client, held);
+        while let Some((client, held)) = self.connections.departing.pop_ended() {
+            self.end_departure(now, client, held);
         }
         let connections = &self.connections;
         if !connections.outgoing_events.is_empty() {

@@ -5,7 +5,6 @@
 //! |---|---|---|
 //! | `Quiescence` | no other worker uses an invalidated key | `QueuePair::poll_quiescence` |
 //! | `Receive` | the client posts a receive work request, which rings no doorbell | `QueuePair::receive_in_order` |
-//! | `Release` | the port has released frames that refer to memory of a message | `QueuePair::poll_releases` |
 
 use std::collections::VecDeque;
 
@@ -17,7 +16,6 @@ use crate::ids::Qpn;
 pub(super) enum Wait {
     Quiescence,
     Receive,
-    Release,
 }
 
 /// The waits of one queue pair: its memberships in [`ParkedQueuePairs`].
@@ -47,7 +45,7 @@ impl WaitSet {
 /// pair is in a list at most once; one that is removed meanwhile stays until its turn.
 #[derive(Default)]
 pub(super) struct ParkedQueuePairs {
-    lists: [VecDeque<Qpn>; 3],
+    lists: [VecDeque<Qpn>; 2],
 }
 
 impl ParkedQueuePairs {
@@ -72,7 +70,7 @@ impl ParkedQueuePairs {
         let count = self.lists[wait as usize].len();
         match wait {
             Wait::Receive => count.min(THRESHOLDS.receive_looks),
-            Wait::Quiescence | Wait::Release => count,
+            Wait::Quiescence => count,
         }
     }
 
@@ -92,16 +90,16 @@ mod tests {
         let mut waits = WaitSet::default();
         for _ in 0..2 {
             parked.park(Wait::Receive, Qpn(7), &mut waits);
-            parked.park(Wait::Release, Qpn(7), &mut waits);
+            assert!(parked.is_empty(Wait::Quiescence));
         }
+        parked.park(Wait::Quiescence, Qpn(7), &mut waits);
         assert_eq!(
-            (parked.turns(Wait::Receive), parked.turns(Wait::Release)),
+            (parked.turns(Wait::Receive), parked.turns(Wait::Quiescence)),
             (1, 1)
         );
-        assert!(parked.is_empty(Wait::Quiescence));
         assert_eq!(parked.pop(Wait::Receive), Some(Qpn(7)));
         waits.end(Wait::Receive);
-        assert!(!waits.contains(Wait::Receive) && waits.contains(Wait::Release));
+        assert!(!waits.contains(Wait::Receive) && waits.contains(Wait::Quiescence));
         parked.park(Wait::Receive, Qpn(7), &mut waits);
         assert_eq!(parked.pop(Wait::Receive), Some(Qpn(7)));
         assert_eq!(parked.pop(Wait::Receive), None);

@@ -44,9 +44,16 @@ impl Resolutions {
         self.0.remove(&(client, resolution));
     }
 
-    /// Ends all resolutions of a client without a report.
-    pub(super) fn remove_client(&mut self, client: ClientId) {
-        self.0.retain(|(owner, _), _| *owner != client);
+    /// Ends a resolution of a client without a report. Returns false if the client has none.
+    pub(super) fn remove_next(&mut self, client: ClientId) -> bool {
+        let mut of_client = self
+            .0
+            .range((client, ResolutionId(0))..=(client, ResolutionId(u32::MAX)));
+        let next = of_client.next().map(|(&(_, resolution), _)| resolution);
+        if let Some(resolution) = next {
+            self.remove(client, resolution);
+        }
+        next.is_some()
     }
 
     /// Starts a resolution; it ends at once if the neighbour is known.

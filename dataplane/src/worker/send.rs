@@ -6,7 +6,6 @@ use siw_tcp::{ConnId, Instant};
 
 use super::connections::Connections;
 use super::fpdu_writer::FpduWriter;
-use super::parked::Wait;
 use super::slots::{QpSlot, UserSlot};
 use super::thresholds::THRESHOLDS;
 use super::trace::TracedConnections;
@@ -27,7 +26,8 @@ impl Connections {
             return false;
         }
         let mut lacks_room = None;
-        for user in self.scheduler.users.slots() {
+        let mut round = self.scheduler.users.start_round();
+        while let Some(user) = self.scheduler.users.next_in_round(&mut round) {
             for port in 0..self.ports.len() {
                 let count = self.scheduler.users.ready_len(user, port);
                 if count > 0
@@ -204,25 +204,19 @@ impl Connections {
         self.mark_ready(slot);
     }
 
-    /// Completes the messages whose buffers the peer on a ring pair has released. Called once per
-    /// batch while there are any; a worker that would sleep polls at least every millisecond.
-    pub(super) fn poll_releases(&mut self, now: Instant) {
-        for _ in 0..self.context.parked.turns(Wait::Release) {
-            let qpn = self.context.parked.pop(Wait::Release);
-            let Some(slot) = qpn.and_then(|qpn| self.queue_pairs.find(qpn)) else {
+    /// Takes back the memory of messages whose buffers ports have released, and completes those that
+    /// waited for it, as on a ring pair. The thread that frees the last buffer of a message notes its
+    /// release, so messages that go on waiting cost nothing. A worker that would sleep looks at least
+    /// every millisecond while any wait.
+    pub(super) fn complete_released(&mut self, now: Instant) {
+        self.context.ext_bufs.reclaim_released(THRESHOLDS.releases);
+        while let Some(qpn) = self.context.ext_bufs.pop_released() {
+            let Some(slot) = self.queue_pairs.find(qpn) else {
                 continue;
             };
-            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
-                continue;
-            };
-            queue_pair.rings.waits.end(Wait::Release);
-            let mut view = self.context.for_rings(&mut queue_pair.rings);
-            queue_pair.protocol.poll_releases(&mut view);
-            drop(view);
-            if !queue_pair.rings.waits.contains(Wait::Release) {
-                // Requests that waited for these completions can be sent now.
-                self.mark_ready(slot);
-            }
+            self.with_queue_pair(slot, |protocol, view| protocol.poll_releases(view));
+            // Requests that waited for these completions can be sent now.
+            self.mark_ready(slot);
             self.after_call(now, slot);
             self.check_lingering(now, slot);
         }

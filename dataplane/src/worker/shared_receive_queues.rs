@@ -2,6 +2,7 @@
 
 use siw_shm::{RecvWqe, RingError, SrqConsumer};
 
+use super::client_objects::ClientObjects;
 use crate::ids::{ClientId, SrqId};
 
 /// A shared receive queue as one worker sees it.
@@ -18,6 +19,7 @@ pub struct WorkerSrq {
 #[derive(Default)]
 pub(crate) struct SrqTable {
     slots: Vec<Option<Box<WorkerSrq>>>,
+    pub(super) of_clients: ClientObjects,
     /// Clients and numbers of queues that fell below their limit: events to post.
     pub(super) low: Vec<(ClientId, SrqId)>,
 }
@@ -29,23 +31,26 @@ impl SrqTable {
         if self.slots.len() <= index {
             self.slots.resize_with(index + 1, || None);
         }
+        self.remove(queue.id);
+        self.of_clients.insert(queue.client, queue.id.0);
         self.slots[index] = Some(Box::new(queue));
     }
 
     /// Forgets a queue.
     pub(super) fn remove(&mut self, id: SrqId) {
-        if let Some(place) = self.slots.get_mut(id.index()) {
-            *place = None;
+        let removed = self.slots.get_mut(id.index()).and_then(Option::take);
+        if let Some(removed) = removed {
+            self.of_clients.remove(removed.client, id.0);
         }
     }
 
-    /// Forgets every queue of a client.
-    pub(super) fn remove_client(&mut self, client: ClientId) {
-        for place in &mut self.slots {
-            if place.as_ref().is_some_and(|queue| queue.client == client) {
-                *place = None;
-            }
+    /// Forgets a queue of a client. Returns false if the client has none.
+    pub(super) fn remove_next(&mut self, client: ClientId) -> bool {
+        let next = self.of_clients.next(client, 0).map(SrqId);
+        if let Some(id) = next {
+            self.remove(id);
         }
+        next.is_some()
     }
 
     /// Takes the oldest request of a queue into `wqe`. Returns `None` if the queue is empty.

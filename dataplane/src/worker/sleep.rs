@@ -99,6 +99,7 @@ impl Worker {
         self.wake_sources.flag.announce_sleep();
         let has_work = self.connections.scheduler.has_work()
             || !self.connections.context.parked.is_empty(Wait::Quiescence)
+            || self.connections.departing.has_work()
             || !self.mailbox.commands.is_empty()
             || !self.mailbox.inbox.is_empty();
         if has_work {
@@ -138,7 +139,7 @@ impl Worker {
             limit = limit.min(deadline.duration_since(now)).min(POLL_INTERVAL);
         }
         let must_retry = self.connections.context.cqs.has_unwritten_events()
-            || !self.connections.context.parked.is_empty(Wait::Release)
+            || self.connections.context.ext_bufs.has_waits()
             || !self.connections.context.parked.is_empty(Wait::Receive)
             || self.frame_releases.is_urgent(now)
             || !self.connections.outgoing_events.is_empty();

@@ -1,5 +1,7 @@
 //! Limits of a worker's batch.
 
+use std::time::Duration;
+
 /// Shares of a batch, and the sizes from which the worker works in another way. Counts are for one
 /// batch.
 pub(super) struct Thresholds {
@@ -47,8 +49,16 @@ pub(super) struct Thresholds {
     /// Queue pairs that look for a receive work request, which bounds the cost that one client
     /// imposes on others.
     pub(super) receive_looks: usize,
+    /// Messages whose memory is taken back from ports, and which complete if they waited for that.
+    pub(super) releases: usize,
     /// Queue pairs of overflowed completion queues that end.
     pub(super) ended: usize,
+    /// Objects of departed clients that are removed.
+    pub(super) removals: usize,
+    /// Time after which no further one is removed: the end of a queue pair flushes its requests.
+    pub(super) removal_time: Duration,
+    /// Expired deadlines that are handled. Each may end a connection.
+    pub(super) deadlines: usize,
     /// Commands executed, so that a burst of them does not stall the data path.
     pub(super) commands: usize,
 }
@@ -71,6 +81,10 @@ pub(super) const THRESHOLDS: Thresholds = Thresholds {
     queue_pair_ahead: 6,
     connection_ahead: 3,
     receive_looks: 64,
+    releases: 64,
     ended: 16,
+    removals: 16,
+    removal_time: Duration::from_micros(50),
+    deadlines: 32,
     commands: 16,
 };

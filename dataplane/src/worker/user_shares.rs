@@ -8,14 +8,27 @@ use std::collections::VecDeque;
 use super::slots::{QpSlot, UserSlot};
 use super::thresholds::THRESHOLDS;
 
+/// Users in one word of the bits of [`UserShares::with_ready`].
+const USERS_PER_WORD: u32 = u64::BITS;
+
 /// One user's share of the current batch.
 struct UserShare {
     /// `None` if the slot is vacant.
     uid: Option<u32>,
     clients: u32,
+    /// Ready queue pairs on all ports.
+    ready: usize,
     doorbells_left: usize,
     /// Batch to which `doorbells_left` applies.
     batch: u64,
+}
+
+/// Progress of the turns of one batch.
+pub(super) struct Round {
+    /// Users before this one come last; zero if no turns are left behind `end`.
+    first: u32,
+    next: u32,
+    end: u32,
 }
 
 /// The users of one worker.
@@ -25,6 +38,8 @@ pub(super) struct UserShares {
     ready: Vec<VecDeque<QpSlot>>,
     /// Total length of the lists in `ready`.
     ready_count: usize,
+    /// One bit for each user, set if it has ready queue pairs.
+    with_ready: Vec<u64>,
     /// Number of the worker's ports.
     ports: usize,
     /// User whose turns come first.
@@ -39,6 +54,7 @@ impl UserShares {
             users: Vec::new(),
             ready: Vec::new(),
             ready_count: 0,
+            with_ready: Vec::new(),
             ports,
             first: 0,
             batch: 0,
@@ -53,11 +69,14 @@ impl UserShares {
             self.users.push(UserShare {
                 uid: None,
                 clients: 0,
+                ready: 0,
                 doorbells_left: 0,
                 batch: 0,
             });
             self.ready
                 .resize_with(self.users.len() * self.ports, VecDeque::new);
+            self.with_ready
+                .resize(self.users.len().div_ceil(USERS_PER_WORD as usize), 0);
             self.users.len() - 1
         });
         let user = &mut self.users[place];
@@ -74,7 +93,8 @@ impl UserShares {
         user.clients = user.clients.saturating_sub(1);
         if user.clients == 0 {
             user.uid = None;
-            self.ready_count -= self.total_ready(slot);
+            self.ready_count -= std::mem::take(&mut user.ready);
+            self.set_with_ready(slot, false);
             for port in 0..self.ports {
                 if let Some(list) = self.ready_mut(slot, port) {
                     list.clear();
@@ -94,11 +114,55 @@ impl UserShares {
         self.ports += 1;
     }
 
-    /// All users in the order of their turns, including vacant slots.
+    /// Starts a round of turns for the users with ready queue pairs.
     #[inline]
-    pub(super) fn slots(&self) -> impl Iterator<Item = UserSlot> + use<> {
-        let (first, count) = (self.first, self.users.len() as u32);
-        (first..count).chain(0..first).map(UserSlot)
+    pub(super) fn start_round(&self) -> Round {
+        Round {
+            first: self.first,
+            next: self.first,
+            end: self.users.len() as u32,
+        }
+    }
+
+    /// The next user of a round that has ready queue pairs. Each has one turn. Users without any, and
+    /// vacant slots, cost one step for each [`USERS_PER_WORD`] of them.
+    #[inline]
+    pub(super) fn next_in_round(&self, round: &mut Round) -> Option<UserSlot> {
+        loop {
+            if let Some(found) = self.next_with_ready(round.next, round.end) {
+                round.next = found + 1;
+                return Some(UserSlot(found));
+            }
+            if round.first == 0 {
+                return None;
+            }
+            // From the last user to those before the first.
+            (round.next, round.end) = (0, std::mem::take(&mut round.first));
+        }
+    }
+
+    /// First user from `from` on and before `end` that has ready queue pairs.
+    #[inline]
+    fn next_with_ready(&self, from: u32, end: u32) -> Option<u32> {
+        let mut start = from - from % USERS_PER_WORD;
+        let mut skipped = u64::MAX << (from % USERS_PER_WORD);
+        while start < end {
+            let word = self.with_ready.get((start / USERS_PER_WORD) as usize)? & skipped;
+            if word != 0 {
+                let found = start + word.trailing_zeros();
+                return (found < end).then_some(found);
+            }
+            (start, skipped) = (start + USERS_PER_WORD, u64::MAX);
+        }
+        None
+    }
+
+    #[inline]
+    fn set_with_ready(&mut self, slot: UserSlot, has_ready: bool) {
+        if let Some(word) = self.with_ready.get_mut((slot.0 / USERS_PER_WORD) as usize) {
+            let bit = 1 << (slot.0 % USERS_PER_WORD);
+            *word = if has_ready { *word | bit } else { *word & !bit };
+        }
     }
 
     /// Records that a port had no room for all turns of this user; with `had_room`, it had room for
@@ -135,6 +199,11 @@ impl UserShares {
         if let Some(list) = self.ready_mut(slot, port) {
             list.push_back(queue_pair);
             self.ready_count += 1;
+            let user = &mut self.users[slot.0 as usize];
+            user.ready += 1;
+            if user.ready == 1 {
+                self.set_with_ready(slot, true);
+            }
         }
     }
 
@@ -147,8 +216,8 @@ impl UserShares {
     /// Number of the user's ready queue pairs on all ports.
     #[inline]
     pub(super) fn total_ready(&self, slot: UserSlot) -> usize {
-        let ports = 0..self.ports;
-        ports.map(|port| self.ready_len(slot, port)).sum()
+        let user = self.users.get(slot.0 as usize);
+        user.map_or(0, |user| user.ready)
     }
 
     /// Takes the user's next ready queue pair of this port.
@@ -156,6 +225,11 @@ impl UserShares {
     pub(super) fn pop_ready(&mut self, slot: UserSlot, port: usize) -> Option<QpSlot> {
         let found = self.ready_mut(slot, port)?.pop_front()?;
         self.ready_count -= 1;
+        let user = &mut self.users[slot.0 as usize];
+        user.ready -= 1;
+        if user.ready == 0 {
+            self.set_with_ready(slot, false);
+        }
         Some(found)
     }
 
@@ -262,11 +336,42 @@ mod tests {
         assert!(shares.is_idle());
     }
 
+    /// The users of a round in their order.
+    fn order(shares: &UserShares) -> Vec<UserSlot> {
+        let mut round = shares.start_round();
+        std::iter::from_fn(|| shares.next_in_round(&mut round)).collect()
+    }
+
+    #[test]
+    fn only_users_with_ready_queue_pairs_have_turns() {
+        let mut shares = UserShares::new(2);
+        let users: Vec<_> = (0..300).map(|uid| shares.add_client(uid)).collect();
+        assert_eq!(order(&shares), []);
+        for number in [299, 0, 63, 64, 128] {
+            shares.push_ready(users[number], number % 2, QpSlot(number as u32));
+            shares.push_ready(users[number], 0, QpSlot(number as u32));
+        }
+        let with_ready =
+            |numbers: &[usize]| -> Vec<_> { numbers.iter().map(|number| users[*number]).collect() };
+        assert_eq!(order(&shares), with_ready(&[0, 63, 64, 128, 299]));
+        shares.note_lack_of_room(users[64], true);
+        assert_eq!(order(&shares), with_ready(&[64, 128, 299, 0, 63]));
+        shares.note_lack_of_room(users[129], true);
+        assert_eq!(order(&shares), with_ready(&[299, 0, 63, 64, 128]));
+        shares.remove_client(users[0]);
+        assert!(shares.pop_ready(users[63], 1).is_some());
+        assert_eq!(order(&shares), with_ready(&[299, 63, 64, 128]));
+        assert!(shares.pop_ready(users[63], 0).is_some());
+        assert_eq!(order(&shares), with_ready(&[299, 64, 128]));
+    }
+
     #[test]
     fn users_without_room_come_first_one_after_the_other() {
         let mut shares = UserShares::new(1);
         let users: Vec<_> = (0..3).map(|uid| shares.add_client(uid)).collect();
-        let order = |shares: &UserShares| shares.slots().collect::<Vec<_>>();
+        for user in &users {
+            shares.push_ready(*user, 0, QpSlot(user.0));
+        }
         assert_eq!(order(&shares), users);
         // It came first and had no room.
         shares.note_lack_of_room(users[0], false);

@@ -8,6 +8,7 @@ use siw_shm::control::FinalSend;
 use siw_shm::prefetch::prefetch_lines;
 use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 
+use super::client_objects::ClientObjects;
 use super::lifecycle_state::{LifecycleState, UnpolledCompletions};
 use super::messages::QpSetup;
 use super::qp_rings::QpRings;
@@ -147,6 +148,7 @@ pub(super) struct QpTable {
     free: Vec<u32>,
     /// Slot plus one by queue pair number; 0 if the worker does not have the queue pair.
     by_qpn: Vec<u32>,
+    pub(super) of_clients: ClientObjects,
 }
 
 impl QpTable {
@@ -207,6 +209,7 @@ impl QpTable {
             self.by_qpn.resize(qpn + 1, 0);
         }
         self.by_qpn[qpn] = slot + 1;
+        self.of_clients.insert(queue_pair.client, slot);
         self.slots[slot as usize] = Some(queue_pair);
         QpSlot(slot)
     }
@@ -215,8 +218,14 @@ impl QpTable {
     pub(super) fn remove(&mut self, slot: QpSlot) -> Option<Box<WorkerQp>> {
         let queue_pair = self.slots.get_mut(slot.0 as usize)?.take()?;
         self.by_qpn[queue_pair.rings.qpn.index()] = 0;
+        self.of_clients.remove(queue_pair.client, slot.0);
         self.free.push(slot.0);
         Some(queue_pair)
+    }
+
+    /// First slot of a queue pair of this client, from `from` on.
+    pub(super) fn next_of_client(&self, client: ClientId, from: QpSlot) -> Option<QpSlot> {
+        self.of_clients.next(client, from.0).map(QpSlot)
     }
 
     /// Slots of all queue pairs that `pick` selects. Control path only: scans all slots.
