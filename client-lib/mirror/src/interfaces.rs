@@ -14,6 +14,15 @@ use std::sync::{LazyLock, MutexGuard};
 static ADDED: LazyLock<ForkLock<HashMap<usize, Box<[InterfaceEntry]>>>> =
     LazyLock::new(|| ForkLock::new(hold_added, release_added));
 
+/// Called when the library is loaded, before the program has threads that fork.
+extern "C" fn on_load() {
+    LazyLock::force(&ADDED);
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;
+
 unsafe extern "C" fn hold_added() {
     ADDED.hold();
 }

@@ -13,6 +13,15 @@ use std::sync::{LazyLock, MutexGuard};
 static CANDIDATES: LazyLock<ForkLock<HashMap<c_int, Candidate>>> =
     LazyLock::new(|| ForkLock::new(hold_candidates, release_candidates));
 
+/// Called when the library is loaded, before the program has threads that fork.
+extern "C" fn on_load() {
+    LazyLock::force(&CANDIDATES);
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;
+
 unsafe extern "C" fn hold_candidates() {
     CANDIDATES.hold();
 }

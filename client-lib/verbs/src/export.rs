@@ -17,7 +17,7 @@
 //! that changed it. A function whose node is `private` is in all of them; those of the newer releases
 //! only add functions.
 
-use crate::status::{begin_call, end_call, set_errno};
+use crate::status::{begin_call, end_call, read_environment, set_errno};
 
 /// See the module documentation.
 macro_rules! export_symbols {
@@ -207,3 +207,16 @@ pub fn contain_fast<R: Failure>(call: &'static str, body: impl FnOnce() -> R) ->
     end_call(interrupted);
     result
 }
+
+/// Called when the library is loaded: what the first call of a process makes is there before the program
+/// has threads. A child of fork(2) would wait for ever for what another thread was making.
+extern "C" fn on_load() {
+    contain_quietly(|| {
+        siw::watch_forks();
+        read_environment();
+    });
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;

@@ -94,6 +94,13 @@ fn log_errno(errno: c_int) {
     }
 }
 
+/// Reads the settings, which are the same for the life of the process.
+pub fn read_environment() {
+    logs_failures();
+    wants_receive_waits();
+    wake_interval();
+}
+
 /// Checks whether SENDs of peers wait for receive work requests (`SIW_RNR=wait`, or `siwrun --rnr
 /// wait`), like those of an InfiniBand sender with rnr_retry.
 pub fn wants_receive_waits() -> bool {
