@@ -297,7 +297,7 @@ pub struct ControlSocketConfig {
     #[schemars(with = "Option<String>")]
     pub group: Option<Spanned<String>>,
     /// Group whose members can read the counters of all clients, like root and the daemon's own
-    /// user.
+    /// user in the daemon's user and pid namespaces.
     #[schemars(with = "Option<String>")]
     pub operators: Option<Spanned<String>>,
     /// Users whose memory is copied with system calls where it cannot be shared.

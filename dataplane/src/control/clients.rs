@@ -123,7 +123,7 @@ impl Acceptor {
         self.hello_timeout = control.hello_timeout();
         self.operators = operators;
         for client in resources.clients.values_mut() {
-            let is_operator = self.operators.include(client.peer.uid, client.peer.gid);
+            let is_operator = self.operators.include(&client.peer);
             client.account.set_operator(is_operator);
         }
         Ok(())
@@ -214,7 +214,7 @@ impl Acceptor {
                 return;
             }
         };
-        let is_operator = self.operators.include(peer.uid, peer.gid);
+        let is_operator = self.operators.include(&peer);
         let uid = self.subordinates.user_of(peer.uid);
         let mut account = Account::new(uid).with_reserve(is_operator);
         let descriptors = CLIENT_DESCRIPTORS + context.workers.worker_count() as u64;

@@ -13,7 +13,9 @@ use siw_shm::{Access, SharedMemory};
 use super::context::Context;
 use super::heap;
 use super::helpers::{DisposalQueue, FilePart, FileSource, Helpers, MemoryOrder, MemorySource};
-use super::memory::{Memory, add_arena, add_region, arena_amounts, check_access, own_arena};
+use super::memory::{
+    Memory, add_arena, add_region, arena_amounts, check_access, own_arena, own_pages,
+};
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::refusal::Refusal;
@@ -67,11 +69,7 @@ impl Memory {
         resources.charge(id, &[(Quota::Heap, heap)])?;
         let release = |resources: &mut Resources| resources.release(id, &[(Quota::Heap, heap)]);
         let client = resources.client_mut(id)?;
-        let checked = check_extents(client, request, &extents).and_then(|checked| {
-            let mut arenas = checked.1.arenas.iter();
-            arenas.try_for_each(|arena| own_arena(client, *arena))?;
-            Ok(checked)
-        });
+        let checked = check_extents(client, request, &extents);
         let (memory, parts) = checked.inspect_err(|_| release(resources))?;
         let stag = self.insert_key(resources, id, memory);
         let stag = stag.inspect_err(|_| release(resources))?;
@@ -302,10 +300,15 @@ pub(super) fn add_extents(
         ledger.check(&client.account, Quota::Heap, bytes)?;
     }
     let client = resources.client_mut(id)?;
-    if client.next_extents.len() + more.len() > MOST_EXTENTS {
-        client.next_extents = Vec::new();
+    let before = std::mem::take(&mut client.next_extents);
+    if before.len() + more.len() > MOST_EXTENTS {
         return Err(too_many_extents());
     }
+    // System calls for each arena: those of all extents together would take milliseconds.
+    for extent in more {
+        own_arena(client, ArenaId(extent.arena))?;
+    }
+    client.next_extents = before;
     client.next_extents.extend_from_slice(more);
     send_reply::<m::AddExtents>(client, seq, &EMPTY)
 }
@@ -425,9 +428,11 @@ fn check_extents(
         })
 }
 
-/// Returns the memory that contains an extent, if it permits the requested access.
+/// Returns the memory that contains an extent, if it permits the requested access. Its pages are the
+/// daemon's then.
 fn find_memory(client: &Client, number: ArenaId, access: Access) -> Result<ExtentMemory, Refusal> {
     if let Some(arena) = client.arenas.get(&number) {
+        own_pages(arena)?;
         if access.contains(Access::LOCAL_WRITE) && !arena.region.is_writable() {
             return Err(Refusal::new(libc::EFAULT, "the memory is read-only"));
         }

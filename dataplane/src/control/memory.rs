@@ -710,16 +710,17 @@ fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredM
     })
 }
 
+/// [`own_pages`] of an arena by its number, if there is one.
+pub(super) fn own_arena(client: &Client, arena: ArenaId) -> Result<(), Refusal> {
+    client.arenas.get(&arena).map_or(Ok(()), own_pages)
+}
+
 /// Keeps a client from freeing pages of an arena, which it has mapped, before workers access it. Pages
 /// of an imported file remain its owner's.
-pub(super) fn own_arena(client: &Client, arena: ArenaId) -> Result<(), Refusal> {
-    let Some(arena) = client
-        .arenas
-        .get(&arena)
-        .filter(|arena| !arena.origin.is_imported())
-    else {
+pub(super) fn own_pages(arena: &ClientArena) -> Result<(), Refusal> {
+    if arena.origin.is_imported() {
         return Ok(());
-    };
+    }
     arena.region.own_pages().map_err(|error| {
         Refusal::new(
             libc::EPERM,

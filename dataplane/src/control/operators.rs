@@ -1,13 +1,17 @@
-//! Operators, who see the counters and names of all clients: root, the user that the daemon runs
-//! as, and the members of a configured group. Other users see their own.
+//! Operators, who see the counters and names of all clients: root and the user that the daemon runs
+//! as, in the daemon's own user and pid namespaces, and the members of a configured group. Other users
+//! see their own. Root in a container is another user.
 
 use std::collections::HashSet;
 
-use nix::unistd::{Gid, Group, Uid, User};
+use nix::unistd::{Gid, Group, User};
+
+use super::peers::PeerCredentials;
 
 /// User and group ids, looked up once at the start, because a name service could be slow later.
 #[derive(Debug, Clone, Default)]
 pub struct Operators {
+    /// Members of the group.
     uids: HashSet<u32>,
     gid: Option<u32>,
 }
@@ -18,10 +22,7 @@ impl Operators {
     /// # Errors
     /// The group does not exist; the text says how to create it.
     pub fn look_up(group: Option<&str>) -> Result<Operators, String> {
-        let mut operators = Operators {
-            uids: HashSet::from([0, Uid::effective().as_raw()]),
-            gid: None,
-        };
+        let mut operators = Operators::default();
         let Some(name) = group else {
             return Ok(operators);
         };
@@ -36,8 +37,8 @@ impl Operators {
         Ok(operators)
     }
 
-    /// Returns true if a process with these ids belongs to an operator.
-    pub fn include(&self, uid: u32, gid: u32) -> bool {
-        self.uids.contains(&uid) || self.gid == Some(gid)
+    /// Returns true if a process belongs to an operator.
+    pub fn include(&self, peer: &PeerCredentials) -> bool {
+        peer.owns_daemon() || self.uids.contains(&peer.uid) || self.gid == Some(peer.gid)
     }
 }

@@ -18,6 +18,8 @@ pub struct PeerCredentials {
     pub uid: u32,
     /// Group id.
     pub gid: u32,
+    /// The process is in the daemon's user and pid namespaces.
+    pub is_local: bool,
 }
 
 impl PeerCredentials {
@@ -27,12 +29,50 @@ impl PeerCredentials {
     /// The operating system refuses.
     pub fn of(conn: &ControlSocket) -> std::io::Result<PeerCredentials> {
         let credentials = getsockopt(conn, sockopt::PeerCredentials)?;
+        let pid = u32::try_from(credentials.pid()).unwrap_or(0);
+        let own = || Namespaces::of("self");
         Ok(PeerCredentials {
-            pid: u32::try_from(credentials.pid()).unwrap_or(0),
+            pid,
             uid: credentials.uid(),
             gid: credentials.gid(),
+            is_local: pid != 0
+                && Namespaces::of(&pid.to_string()).is_some_and(|it| Some(it) == own()),
         })
     }
+
+    /// Returns true for root and the user of the daemon, unless in a container: they could end the daemon.
+    pub fn owns_daemon(&self) -> bool {
+        self.is_local && (self.uid == 0 || self.uid == nix::unistd::geteuid().as_raw())
+    }
+}
+
+/// Where a process is in the trees of namespaces, as this process sees it. Other than the namespaces
+/// themselves (/proc/PID/ns), it needs no right to trace the process.
+#[derive(Debug, PartialEq, Eq)]
+struct Namespaces {
+    /// Number of nested pid namespaces that the process is in, from this one on.
+    pids: usize,
+    /// Mapping of its user namespace (user_namespaces(7)).
+    uid_map: String,
+}
+
+impl Namespaces {
+    /// Looks at a process, by its name in /proc. None if it has ended.
+    fn of(process: &str) -> Option<Namespaces> {
+        let read = |file| std::fs::read_to_string(format!("/proc/{process}/{file}")).ok();
+        Some(Namespaces {
+            pids: count_pids(&read("status")?)?,
+            uid_map: read("uid_map")?,
+        })
+    }
+}
+
+/// Number of pids of a process, one in each pid namespace (proc_pid_status(5)).
+fn count_pids(status: &str) -> Option<usize> {
+    let pids = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    Some(pids.split_whitespace().count())
 }
 
 /// A range of subordinate uids.
@@ -102,6 +142,17 @@ pub(super) fn has_descriptors_waiting(conn: &ControlSocket) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pids_in_nested_namespaces_are_counted() {
+        let status = "Name:\tsiwctl\nNSpid:\t4711\t12\t1\nNSpgid:\t4711\n";
+        assert_eq!(count_pids(status), Some(3));
+        assert_eq!(count_pids("Name:\tsiwctl\n"), None);
+        assert_eq!(
+            Namespaces::of("self"),
+            Namespaces::of(&std::process::id().to_string())
+        );
+    }
 
     #[test]
     fn subordinate_uids_count_as_their_owner_unless_that_is_root() {

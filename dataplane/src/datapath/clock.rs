@@ -1,7 +1,7 @@
 //! The clock of a thread: the TSC in nanoseconds, read once per batch.
 
 use std::cell::Cell;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use siw_tcp::Instant;
 
@@ -14,23 +14,34 @@ pub struct TscClock {
     last: Cell<u64>,
     /// Nanoseconds per tick, 32.32 fixed point.
     scale: u64,
-    /// Wall clock at the base, nanoseconds since the epoch: for captures only.
-    wall_base: u64,
+    /// Wall clock at time 0 by the last reading, nanoseconds since the epoch: for captures only.
+    wall_base: Cell<u64>,
+    /// Time of the last reading of the wall clock.
+    wall_read: Cell<Instant>,
+}
+
+/// Interval of reading the wall clock. The rate of the TSC is rounded, by as much as 1.5 per mille.
+const WALL_CLOCK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Nanoseconds since the epoch.
+fn read_wall_clock() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since_epoch| since_epoch.as_nanos() as u64)
 }
 
 impl TscClock {
     /// Uses the TSC rate that the EAL measured; `Eal::init` must have run.
     pub fn new() -> TscClock {
         let ticks_per_second = dpdk::tsc_hz().max(1);
-        let wall = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since_epoch| since_epoch.as_nanos() as u64);
+        let wall = read_wall_clock();
         let base = dpdk::tsc_now();
         TscClock {
             base: Cell::new(base),
             last: Cell::new(base),
             scale: ((1_000_000_000u128 << 32) / u128::from(ticks_per_second)) as u64,
-            wall_base: wall,
+            wall_base: Cell::new(wall),
+            wall_read: Cell::new(Instant::ZERO),
         }
     }
 
@@ -61,7 +72,17 @@ impl TscClock {
     /// Nanoseconds since the epoch at `time`, for captures.
     #[inline]
     pub fn wall_time(&self, time: Instant) -> u64 {
-        self.wall_base + time.0
+        if time >= self.wall_read.get() + WALL_CLOCK_INTERVAL {
+            self.follow_wall_clock(self.now(), read_wall_clock());
+        }
+        self.wall_base.get() + time.0
+    }
+
+    /// Notes that the wall clock showed `wall` at `now`.
+    #[cold]
+    fn follow_wall_clock(&self, now: Instant, wall: u64) {
+        self.wall_base.set(wall.saturating_sub(now.0));
+        self.wall_read.set(now);
     }
 }
 
@@ -76,7 +97,8 @@ mod tests {
             last: Cell::new(5_000_000),
             // One tick is a nanosecond.
             scale: 1 << 32,
-            wall_base: 0,
+            wall_base: Cell::new(0),
+            wall_read: Cell::new(Instant::ZERO),
         };
         assert_eq!(clock.time_at(5_001_000), Instant(1000));
         // Below the base, and further than any time so far.
@@ -87,5 +109,22 @@ mod tests {
         assert_eq!(clock.time_at(9_000_000), Instant(9_001_500));
         assert_eq!(clock.time_at(8_000_000), Instant(9_001_500));
         assert_eq!(clock.time_at(8_000_001), Instant(9_001_501));
+    }
+
+    #[test]
+    fn the_wall_clock_is_read_again_after_a_second() {
+        let clock = TscClock {
+            base: Cell::new(0),
+            last: Cell::new(0),
+            scale: 1 << 32,
+            wall_base: Cell::new(1_000),
+            wall_read: Cell::new(Instant::ZERO),
+        };
+        let second = WALL_CLOCK_INTERVAL.as_nanos() as u64;
+        assert_eq!(clock.wall_time(Instant(second - 1)), 1_000 + second - 1);
+        // The TSC was slow by 500 ns.
+        clock.follow_wall_clock(Instant(second), 1_500 + second);
+        assert_eq!(clock.wall_time(Instant(second + 7)), 1_507 + second);
+        assert_eq!(clock.wall_time(Instant(2 * second - 1)), 1_499 + 2 * second);
     }
 }

@@ -1,6 +1,8 @@
 //! `siwctl addr` and `siwctl neigh flush`: a device's addresses and neighbours change in a running daemon.
 
 use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 use serde_json::Value;
@@ -10,7 +12,7 @@ use siw::{
 
 use super::client_faults::{as_user, open_to_all};
 use super::siwctl::{shown, siwctl};
-use crate::common::{Daemon, End, LOOPBACK, PATIENCE, pair, pair_on, ping};
+use crate::common::{Daemon, End, LOOPBACK, PATIENCE, client_program, pair, pair_on, ping};
 
 /// Executes `siwctl addr` for siw1; returns its output.
 fn addr(daemon: &Daemon, args: &[&str]) -> String {
@@ -230,6 +232,31 @@ fn wrong_changes_are_refused_with_the_reason() {
         error.contains("only operators can change addresses"),
         "{error}"
     );
+}
+
+#[test]
+fn root_in_a_container_is_no_operator() {
+    let daemon = Daemon::loopback();
+    let flush = ["neigh", "flush", "--device", "siw0"];
+    shown(&daemon, &flush);
+    for namespace in [&["--pid"][..], &["--user", "--map-root-user"]] {
+        let run = |program: &Path, arguments: &[&str]| {
+            let mut unshare = Command::new("unshare");
+            unshare.args(namespace).arg("--fork").arg(program);
+            unshare.args(arguments).output().unwrap()
+        };
+        skip_if!(
+            (!run("true".as_ref(), &[]).status.success())
+                .then(|| format!("unshare {namespace:?} is not permitted here"))
+        );
+        let socket = ["--socket", daemon.socket.to_str().unwrap()];
+        let done = run(&client_program("siwctl"), &[&flush[..], &socket].concat());
+        let error = String::from_utf8_lossy(&done.stderr);
+        assert!(
+            !done.status.success() && error.contains("only operators can"),
+            "{namespace:?}: {error}"
+        );
+    }
 }
 
 /// A wrong Ethernet address that was set is gone, and running connections ask for the right one.

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use crate::common::raw_client::import_new_file;
 use crate::common::*;
+use nix::libc;
+use nix::time::ClockId;
 use siw::{CmEvent, CmListener, CompletionChannel, ConnectOptions, ObjectList, QpInit};
 use siw_shm::control::messages as m;
 use siw_shm::control::{ControlSocket, Message, Request};
@@ -438,11 +440,44 @@ fn longest_times() -> BTreeMap<String, Duration> {
         .collect()
 }
 
+/// Processor time of the first access to a transparent huge page, in which the daemon's heap lies: a tenth
+/// of a millisecond, or several in a virtual machine whose host provides the page only then.
+fn huge_page_time() -> Duration {
+    const LEN: usize = 2 << 20;
+    let processor_time = || -> Duration {
+        let time = ClockId::CLOCK_THREAD_CPUTIME_ID.now();
+        time.unwrap().into()
+    };
+    let touch = |_| {
+        // SAFETY: a new mapping, of which only this function knows.
+        unsafe {
+            let (access, flags) = (
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            );
+            let start = libc::mmap(std::ptr::null_mut(), 2 * LEN, access, flags, -1, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            libc::madvise(start, 2 * LEN, libc::MADV_HUGEPAGE);
+            let page = start.byte_add(start.align_offset(LEN));
+            let before = processor_time();
+            page.cast::<u8>().write_volatile(1);
+            let time = processor_time() - before;
+            libc::munmap(start, 2 * LEN);
+            time
+        }
+    };
+    (0..5).map(touch).max().unwrap_or_default()
+}
+
 #[test]
 fn no_piece_of_work_occupies_the_control_thread_for_long() {
+    let page = huge_page_time();
+    println!("{:>8.1} us  a huge page", page.as_secs_f64() * 1e6);
+    // The lists of a region of the most extents may reach into two new ones.
+    let most = MOST + 2 * page;
     let mut least = longest_times();
     for _ in 1..DAEMONS {
-        if least.values().all(|time| *time < MOST) {
+        if least.values().all(|time| *time < most) {
             break;
         }
         for (kind, time) in longest_times() {
@@ -459,6 +494,6 @@ fn no_piece_of_work_occupies_the_control_thread_for_long() {
     for kind in Request::NAMES.iter().chain(&rounds) {
         assert!(least.contains_key(*kind), "{kind} is not measured");
     }
-    let long: Vec<_> = table.iter().filter(|(_, time)| **time >= MOST).collect();
+    let long: Vec<_> = table.iter().filter(|(_, time)| **time >= most).collect();
     assert!(long.is_empty(), "{long:?}");
 }

@@ -82,6 +82,13 @@ fn a_program_with_few_descriptors_gets_the_error_of_the_limit() {
 }
 
 #[test]
+fn memory_stays_the_programs_in_unusual_ways() {
+    for way in ["handler", "spawn", "unload", "userfaultfd", "seccomp"] {
+        run_to_done("unusual_ways", way);
+    }
+}
+
+#[test]
 fn descriptors_of_events_block_as_the_program_says() {
     let daemon = Daemon::loopback();
     let Some(program) = compile(&daemon, "verbs_events") else {
