@@ -475,7 +475,18 @@ fn to_timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// Signals with handlers, which are blocked from the first wait for descriptors to the end of the call.
+/// Signals of faults, whose handlers programs use to provide memory. A blocked one would end the process.
+const FAULTS: [c_int; 6] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+];
+
+/// Signals with handlers, except those of faults. They are blocked from the first wait for descriptors to
+/// the end of the call.
 ///
 /// ppoll(2) ends with EINTR after each handler. So the signals whose handlers have SA_RESTART stay blocked
 /// in it, and a descriptor shows that one is pending. The others can only come in it: a handler that ran
@@ -519,6 +530,9 @@ impl HeldSignals {
         let mut handled = empty_set();
         let mut any = false;
         for signal in 1..=libc::SIGRTMAX() {
+            if FAULTS.contains(&signal) {
+                continue;
+            }
             // SAFETY: structs to read and to write; a signal that does not exist is an error.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
