@@ -7,7 +7,7 @@ use std::process::Command;
 fn run_siw_perf(daemon: &Daemon, arguments: &str) -> String {
     let output = Command::new(siw_perf())
         .args(arguments.split(' '))
-        .args(["--secs", "0.05", "--no-bounds", "--socket"])
+        .args(["--secs", "0.3", "--no-bounds", "--socket"])
         .arg(&daemon.socket)
         .output()
         .unwrap();
@@ -216,7 +216,7 @@ fn connections_have_crcs_and_markers_as_asked() {
 fn queue_pairs_are_counted_up() {
     let daemon = Daemon::loopback();
     let output = Command::new(siw_perf())
-        .args(["scale", "--qps", "1,20", "--secs", "0.05", "--socket"])
+        .args(["scale", "--qps", "1,20", "--secs", "0.3", "--socket"])
         .arg(&daemon.socket)
         .output()
         .unwrap();
