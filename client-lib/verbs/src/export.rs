@@ -90,26 +90,21 @@ macro_rules! export_waiting_symbols {
 /// Functions with C's calling convention for a table of others. A panic ends the call with the value
 /// of [`Failure`].
 macro_rules! c_functions {
-    ($(
-        $(#[$attribute:meta])*
-        $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?
-            = $function:path;
-    )*) => {
-        $(
-            $(#[$attribute])*
-            $visibility unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
-                $crate::export::contain(stringify!($name), move || {
-                    // SAFETY: the manual page of the function gives its caller the obligations.
-                    unsafe { $function($($argument),*) }
-                })
-            }
-        )*
+    ($($functions:tt)*) => {
+        $crate::export::contained_functions! { contain: $($functions)* }
     };
 }
 
 /// As [`c_functions`], for posting and polling, which make no call that is a cancellation point.
 macro_rules! fast_functions {
-    ($(
+    ($($functions:tt)*) => {
+        $crate::export::contained_functions! { contain_fast: $($functions)* }
+    };
+}
+
+/// Functions whose bodies `$contain` runs.
+macro_rules! contained_functions {
+    ($contain:ident: $(
         $(#[$attribute:meta])*
         $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?
             = $function:path;
@@ -117,7 +112,7 @@ macro_rules! fast_functions {
         $(
             $(#[$attribute])*
             $visibility unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
-                $crate::export::contain_fast(stringify!($name), move || {
+                $crate::export::$contain(stringify!($name), move || {
                     // SAFETY: the manual page of the function gives its caller the obligations.
                     unsafe { $function($($argument),*) }
                 })
@@ -144,8 +139,8 @@ macro_rules! bare_functions {
 }
 
 pub(crate) use {
-    assign_nodes, bare_functions, c_functions, export_symbols, export_waiting_symbols,
-    fast_functions,
+    assign_nodes, bare_functions, c_functions, contained_functions, export_symbols,
+    export_waiting_symbols, fast_functions,
 };
 
 /// The value by which a function of the C interface reports failure.

@@ -418,17 +418,13 @@ unsafe fn call_to_wait(call: *const Call, wait: &mut Wait) -> c_long {
                 known,
                 deadline,
             } => {
-                let mut left = deadline.map(|deadline| {
-                    to_timespec(deadline.saturating_duration_since(Instant::now()))
-                });
+                let mut left = time_left(*deadline);
                 let left = left.as_mut().map_or(null_mut(), std::ptr::from_mut);
                 let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
                 call_kernel(libc::SYS_futex, *number, operation, *known, left)
             }
             Wait::Descriptors(wait) => {
-                let mut left = wait.deadline.map(|deadline| {
-                    to_timespec(deadline.saturating_duration_since(Instant::now()))
-                });
+                let mut left = time_left(wait.deadline);
                 let left = left.as_mut().map_or(null_mut(), std::ptr::from_mut);
                 let mask = (*call).signals.as_ref();
                 let mask = mask.map_or(null(), |signals| &raw const signals.during_wait);
@@ -465,6 +461,11 @@ unsafe fn call_to_wait(call: *const Call, wait: &mut Wait) -> c_long {
             }
         }
     }
+}
+
+fn time_left(deadline: Option<Instant>) -> Option<libc::timespec> {
+    let left = deadline?.saturating_duration_since(Instant::now());
+    Some(to_timespec(left))
 }
 
 /// Converts a timeout of poll(2).

@@ -39,6 +39,6 @@ impl Operators {
 
     /// Returns true if a process belongs to an operator.
     pub fn include(&self, peer: &PeerCredentials) -> bool {
-        peer.owns_daemon() || self.uids.contains(&peer.uid) || self.gid == Some(peer.gid)
+        peer.owns_daemon || self.uids.contains(&peer.uid) || self.gid == Some(peer.gid)
     }
 }

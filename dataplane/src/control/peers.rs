@@ -1,6 +1,7 @@
 //! The other ends of the control socket: credentials of processes, and the users that they count as.
 
 use std::path::Path;
+use std::sync::LazyLock;
 
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::User;
@@ -18,8 +19,8 @@ pub struct PeerCredentials {
     pub uid: u32,
     /// Group id.
     pub gid: u32,
-    /// The process is in the daemon's user and pid namespaces.
-    pub is_local: bool,
+    /// It runs as root or the user of the daemon, and not in a container: it could end the daemon.
+    pub owns_daemon: bool,
 }
 
 impl PeerCredentials {
@@ -30,19 +31,14 @@ impl PeerCredentials {
     pub fn of(conn: &ControlSocket) -> std::io::Result<PeerCredentials> {
         let credentials = getsockopt(conn, sockopt::PeerCredentials)?;
         let pid = u32::try_from(credentials.pid()).unwrap_or(0);
-        let own = || Namespaces::of("self");
+        let uid = credentials.uid();
+        let is_owner = uid == 0 || uid == nix::unistd::geteuid().as_raw();
         Ok(PeerCredentials {
             pid,
-            uid: credentials.uid(),
+            uid,
             gid: credentials.gid(),
-            is_local: pid != 0
-                && Namespaces::of(&pid.to_string()).is_some_and(|it| Some(it) == own()),
+            owns_daemon: is_owner && pid != 0 && Namespaces::hold(pid),
         })
-    }
-
-    /// Returns true for root and the user of the daemon, unless in a container: they could end the daemon.
-    pub fn owns_daemon(&self) -> bool {
-        self.is_local && (self.uid == 0 || self.uid == nix::unistd::geteuid().as_raw())
     }
 }
 
@@ -57,6 +53,12 @@ struct Namespaces {
 }
 
 impl Namespaces {
+    /// Checks that a process is in the user and pid namespaces of this one, which stay the same.
+    fn hold(pid: u32) -> bool {
+        static OWN: LazyLock<Option<Namespaces>> = LazyLock::new(|| Namespaces::of("self"));
+        OWN.is_some() && Namespaces::of(&pid.to_string()) == *OWN
+    }
+
     /// Looks at a process, by its name in /proc. None if it has ended.
     fn of(process: &str) -> Option<Namespaces> {
         let read = |file| std::fs::read_to_string(format!("/proc/{process}/{file}")).ok();

@@ -92,10 +92,6 @@ pub unsafe fn get_async_event(
                 got.inspect(|event| log_failure("asynchronous event", &event.reason))
             }
         };
-        if state.is_closed.load(Ordering::Acquire) {
-            set_errno(libc::EIO);
-            return -1;
-        }
         let found = match got {
             Ok(event) => find_element(object, &event),
             // The end of the daemon is reported once.

@@ -260,7 +260,7 @@ impl Instance {
     /// Makes rsockets with readable descriptors candidates.
     fn take_inner_events(&self) {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
-        let count = wait_kernel(self.inner.as_raw_fd(), &mut events, 0, std::ptr::null());
+        let count = check_kernel(self.inner.as_raw_fd(), &mut events, std::ptr::null());
         for event in &events[..count.unwrap_or(0)] {
             let number = event.u64;
             if number == WAKE {
@@ -418,26 +418,18 @@ impl Watch {
     }
 }
 
-/// epoll_pwait(2) by system call number: a preloaded library may define a function of that name.
-fn wait_kernel(
+/// epoll_pwait(2) without waiting, by system call number: a preloaded library may define a function of that
+/// name.
+fn check_kernel(
     instance: c_int,
     events: &mut [libc::epoll_event],
-    timeout_ms: c_int,
     mask: *const libc::sigset_t,
 ) -> Result<usize, c_int> {
     // SAFETY: a list with its length; a mask or NULL, with the kernel's mask size.
     let count = unsafe {
         let (list, count) = (events.as_mut_ptr(), events.len());
         let number = libc::SYS_epoll_pwait;
-        libc::syscall(
-            number,
-            instance,
-            list,
-            count,
-            timeout_ms,
-            mask,
-            size_of::<u64>(),
-        )
+        libc::syscall(number, instance, list, count, 0, mask, size_of::<u64>())
     };
     usize::try_from(count).map_err(|_| last_errno())
 }
@@ -767,7 +759,7 @@ pub fn wait_for_events(
     let is_first = count == 0;
     let room = &mut events[count..];
     if !room.is_empty() {
-        let more = wait_kernel(number, room, 0, mask)?;
+        let more = check_kernel(number, room, mask)?;
         let more = keep_own(&instance, &mut room[..more]);
         count += instance.keep_nested(number, &mut room[..more], is_first, own);
     }

@@ -4,6 +4,7 @@ use super::mappings::MappedMemory;
 use super::send::Blocked;
 use super::socket::{Attempt, Phase, Rsocket, RsocketState};
 use super::stream::Stream;
+use super::transfer::moved_or;
 use super::vectors::SourceBuffers;
 use super::wire::{PeerMapping, PeerWindow};
 use crate::rdmacm::devices::Devices;
@@ -170,9 +171,6 @@ impl Rsocket {
             Attempt::Done(Ok(0))
         });
         call.moved = length - data.left();
-        match (call.moved, outcome) {
-            (0, Ok(Err(errno)) | Err(errno)) => Err(errno),
-            (written, _) => Ok(written),
-        }
+        moved_or(call.moved, outcome)
     }
 }

@@ -31,30 +31,16 @@ fn last_errno() -> c_int {
     error.raw_os_error().unwrap_or(libc::EINVAL)
 }
 
-/// ppoll(2) by system call number: a preloaded library may define a function of that name.
-fn poll_kernel(
-    fds: &mut [libc::pollfd],
-    timeout: Option<Duration>,
-    mask: *const libc::sigset_t,
-) -> Result<usize, c_int> {
-    let mut timeout = timeout.map(|timeout| libc::timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
-    let timeout: *mut libc::timespec = timeout
-        .as_mut()
-        .map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    // SAFETY: a list with its length; a time or NULL; a mask or NULL, with the kernel's mask size.
+/// ppoll(2) without waiting, by system call number: a preloaded library may define a function of that name.
+fn poll_kernel(fds: &mut [libc::pollfd], mask: *const libc::sigset_t) -> Result<usize, c_int> {
+    let mut zero = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a list with its length; a time; a mask or NULL, with the kernel's mask size.
     let ready = unsafe {
-        let (list, count) = (fds.as_mut_ptr(), fds.len());
-        libc::syscall(
-            libc::SYS_ppoll,
-            list,
-            count,
-            timeout,
-            mask,
-            size_of::<u64>(),
-        )
+        let (list, count, zero) = (fds.as_mut_ptr(), fds.len(), &raw mut zero);
+        libc::syscall(libc::SYS_ppoll, list, count, zero, mask, size_of::<u64>())
     };
     usize::try_from(ready).map_err(|_| last_errno())
 }
@@ -153,7 +139,7 @@ impl PollList<'_> {
     /// Checks the kernel's descriptors and returns the number of ready ones.
     fn check_others(&mut self) -> Result<usize, c_int> {
         let mut kernel = self.kernel_list();
-        poll_kernel(&mut kernel, Some(Duration::ZERO), self.mask)?;
+        poll_kernel(&mut kernel, self.mask)?;
         Ok(self.take_events(&kernel))
     }
 

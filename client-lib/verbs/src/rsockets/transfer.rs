@@ -132,7 +132,10 @@ impl Stream {
 }
 
 /// Result of a call that has moved `moved` bytes before it had to stop.
-fn moved_or(moved: usize, outcome: Result<Result<usize, c_int>, c_int>) -> Result<usize, c_int> {
+pub(super) fn moved_or(
+    moved: usize,
+    outcome: Result<Result<usize, c_int>, c_int>,
+) -> Result<usize, c_int> {
     match outcome {
         Ok(Err(errno)) | Err(errno) if moved == 0 => Err(errno),
         _ => Ok(moved),
