@@ -435,14 +435,19 @@ impl Impairer {
     }
 
     /// Whether a segment is lost; `loss` and `ack_loss` are its random numbers.
-    fn loses(&mut self, loss: f64, ack_loss: f64, is_ack: bool, length: usize) -> bool {
+    fn loses(
+        &mut self,
+        now: Instant,
+        [loss, ack_loss]: [f64; 2],
+        is_ack: bool,
+        length: usize,
+    ) -> bool {
         let plan = &self.plan;
         let number = self.counts.segments;
         if plan.pause_at > 0 && number == plan.pause_at {
             let pause = Duration::from_secs_f64(plan.pause_ms / 1000.0);
-            self.paused_until = Some(Instant::now() + pause);
+            self.paused_until = Some(now + pause);
         }
-        let now = Instant::now();
         // A sender without ACKs repeats one segment at a time, ever later: without an end, one burst
         // would be an outage of minutes.
         if self.burst > 0 && now - self.burst_took < END_OF_BURST {
@@ -455,9 +460,7 @@ impl Impairer {
             self.burst_took = now;
             return true;
         }
-        let is_paused = self
-            .paused_until
-            .is_some_and(|until| Instant::now() < until);
+        let is_paused = self.paused_until.is_some_and(|until| now < until);
         let is_too_long = plan.mtu > 0 && length > plan.mtu;
         if is_paused || is_too_long || plan.nth == number {
             return true;
@@ -468,28 +471,27 @@ impl Impairer {
         self.acks += 1;
         let is_between = plan.ack_every > 0
             && !self.acks.is_multiple_of(plan.ack_every)
-            && self.ack_passed.elapsed() < LONGEST_WITHOUT_ACK;
+            && now - self.ack_passed < LONGEST_WITHOUT_ACK;
         let is_lost = ack_loss < plan.ack_loss || is_between;
         if !is_lost {
-            self.ack_passed = Instant::now();
+            self.ack_passed = now;
         }
         is_lost
     }
 
-    /// Time until a bottleneck has sent a packet of `length` octets; `None`: its queue is full.
-    fn bottleneck(&mut self, length: usize) -> Option<Duration> {
+    /// When a bottleneck has sent a packet of `length` octets; `None`: its queue is full.
+    fn bottleneck(&mut self, now: Instant, length: usize) -> Option<Instant> {
         if self.plan.rate_kbit == 0 {
-            return Some(Duration::ZERO);
+            return Some(now);
         }
         let time = |bits: u64| Duration::from_micros(bits * 1000 / self.plan.rate_kbit);
-        let now = Instant::now();
         let start = self.free_at.map_or(now, |at| at.max(now));
         if start - now > time(FRAME_BITS) * self.plan.queue {
             return None;
         }
         let done = start + time(8 * length as u64);
         self.free_at = Some(done);
-        Some(done - now)
+        Some(done)
     }
 
     /// The ACKs that go before one, if ACKs are split.
@@ -516,10 +518,10 @@ impl Impairer {
         self.counts
     }
 
-    /// The frames that leave for one that came, each with its delay.
-    pub fn pass(&mut self, frame: Vec<u8>) -> Vec<(Duration, Vec<u8>)> {
+    /// The frames that leave for one that came at `now`, each with the time when it is due.
+    pub fn pass(&mut self, now: Instant, frame: Vec<u8>) -> Vec<(Instant, Vec<u8>)> {
         let Some(places) = Places::of(&frame) else {
-            return vec![(Duration::ZERO, frame)];
+            return vec![(now, frame)];
         };
         // Each segment draws the same numbers, whatever happens to it: a change of one share leaves the
         // others' choices as they are.
@@ -533,11 +535,11 @@ impl Impairer {
         let flags = frame[places.tcp + FLAGS];
         let is_ack = size == 0 && flags & CONTROL == 0;
         let length = places.end - places.ip;
-        if self.loses(loss, ack_loss, is_ack, length) {
+        if self.loses(now, [loss, ack_loss], is_ack, length) {
             self.counts.lost += 1;
             return Vec::new();
         }
-        let Some(queued) = self.bottleneck(length) else {
+        let Some(queued) = self.bottleneck(now, length) else {
             self.counts.lost += 1;
             return Vec::new();
         };
@@ -557,11 +559,11 @@ impl Impairer {
         };
         let clamp = |tcp: &mut [u8]| self.plan.rewrite(tcp);
         let seconds = |ms: f64| Duration::from_secs_f64(ms / 1000.0);
-        let mut delay = queued + seconds(self.plan.delay_ms + jitter * self.plan.jitter_ms);
-        let again = delay + seconds(self.plan.late_ms);
+        let mut due = queued + seconds(self.plan.delay_ms + jitter * self.plan.jitter_ms);
+        let again = due + seconds(self.plan.late_ms);
         if late < self.plan.late {
             self.counts.late += 1;
-            delay = again;
+            due = again;
         }
         let mut is_corrupt = size > 0 && corrupt < self.plan.corrupt;
         let mut sent = if is_corrupt {
@@ -582,14 +584,14 @@ impl Impairer {
             self.counts.cut += 1;
             let at = 1 + place % (size - 1);
             out.push((
-                delay,
+                due,
                 with_payload(&frame, places, &sent[..at], |tcp| {
                     clamp(tcp);
                     tcp[13] &= !FIN_AND_PSH;
                 }),
             ));
             out.push((
-                delay,
+                due,
                 with_payload(&frame, places, &sent[at..], |tcp| {
                     clamp(tcp);
                     let seq = word(tcp, 4);
@@ -600,11 +602,11 @@ impl Impairer {
             self.counts.corrupted += 1;
             let mut damaged = with_payload(&frame, places, &sent, clamp);
             damaged[places.payload + place] ^= other;
-            out.push((delay, damaged));
+            out.push((due, damaged));
         } else if is_corrupt || self.plan.rewrites() {
-            out.push((delay, with_payload(&frame, places, &sent, clamp)));
+            out.push((due, with_payload(&frame, places, &sent, clamp)));
         } else {
-            out.push((delay, frame.clone()));
+            out.push((due, frame.clone()));
         }
         self.counts.corrupted += u64::from(is_corrupt);
         if duplicate < self.plan.duplicate {
@@ -640,10 +642,9 @@ impl Way {
     }
 
     pub(crate) fn pass(&mut self, frame: Vec<u8>) {
-        let now = Instant::now();
-        for (delay, frame) in self.impairer.pass(frame) {
+        for due in self.impairer.pass(Instant::now(), frame) {
             // The thread lives as long as this sender.
-            let _ = self.to.send((now + delay, frame));
+            let _ = self.to.send(due);
         }
     }
 
@@ -690,9 +691,8 @@ fn pass_on(
     while !stop.load(Ordering::Relaxed) {
         match receiver.receive() {
             Ok(Some(frame)) => {
-                let now = Instant::now();
-                for (delay, frame) in impairer.pass(frame) {
-                    if to.send((now + delay, frame)).is_err() {
+                for due in impairer.pass(Instant::now(), frame) {
+                    if to.send(due).is_err() {
                         return impairer.counts();
                     }
                 }

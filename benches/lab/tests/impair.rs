@@ -1,7 +1,7 @@
 //! Impairments between two peers.
 
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use etherparse::{
     NetSlice, PacketBuilder, SlicedPacket, TcpHeader, TcpOptionElement, TransportSlice,
@@ -91,7 +91,11 @@ fn header(frame: &[u8]) -> TcpHeader {
 /// Numbers of the segments that are lost, from 1.
 fn lost(plan: Direction, segments: usize, payload: &[u8]) -> Vec<usize> {
     let mut impairer = only(plan);
-    let mut is_lost = |_: &usize| impairer.pass(segment(false, payload)).is_empty();
+    let mut is_lost = |_: &usize| {
+        impairer
+            .pass(Instant::now(), segment(false, payload))
+            .is_empty()
+    };
     (1..=segments).filter(&mut is_lost).collect()
 }
 
@@ -151,14 +155,14 @@ fn swapped_words_keep_the_sum_and_damage_does_not() {
     });
     let mut changed = 0;
     for _ in 0..50 {
-        let (_, _, mut got) = read(&swapping.pass(segment(true, PAYLOAD))[0].1);
+        let (_, _, mut got) = read(&swapping.pass(Instant::now(), segment(true, PAYLOAD))[0].1);
         changed += u32::from(got != PAYLOAD);
         let mut all = PAYLOAD.to_vec();
         got.sort_unstable();
         all.sort_unstable();
         assert_eq!(got, all);
         let before = segment(false, PAYLOAD);
-        let after = &damaging.pass(before.clone())[0].1;
+        let after = &damaging.pass(Instant::now(), before.clone())[0].1;
         let differing = before.iter().zip(after).filter(|(a, b)| a != b).count();
         assert_eq!(differing, 1);
     }
@@ -183,13 +187,13 @@ fn a_box_rewrites_numbers_and_options_of_syns() {
         ];
         header.set_options(&options).unwrap();
     });
-    let got = header(&impairer.pass(syn)[0].1);
+    let got = header(&impairer.pass(Instant::now(), syn)[0].1);
     assert_eq!(got.sequence_number, SEQ.wrapping_add(0x20));
     assert_eq!(got.acknowledgment_number, 0);
     let options: Vec<_> = got.options_iterator().flatten().collect();
     assert_eq!(options[0], TcpOptionElement::MaximumSegmentSize(536));
     assert_eq!(options[1..], vec![TcpOptionElement::Noop; 4]);
-    let data = header(&impairer.pass(segment(false, PAYLOAD))[0].1);
+    let data = header(&impairer.pass(Instant::now(), segment(false, PAYLOAD))[0].1);
     assert_eq!(data.acknowledgment_number, 6);
 }
 
@@ -204,7 +208,7 @@ fn acks_are_split_into_parts() {
             header.ack = true;
             header.acknowledgment_number = number;
         });
-        let out = impairer.pass(frame);
+        let out = impairer.pass(Instant::now(), frame);
         out.iter()
             .map(|(_, frame)| header(frame).acknowledgment_number)
             .collect()
@@ -221,12 +225,18 @@ fn a_bottleneck_delays_and_then_loses() {
         queue: 1,
         ..Direction::default()
     });
+    let start = Instant::now();
     let out: Vec<_> = (0..100)
-        .map(|_| impairer.pass(segment(false, PAYLOAD)))
+        .map(|number| start + number * Duration::from_micros(10))
+        .map(|now| impairer.pass(now, segment(false, PAYLOAD)))
         .collect();
-    let passed: Vec<_> = out.iter().flatten().map(|(delay, _)| *delay).collect();
-    assert!(passed.is_sorted(), "{passed:?}");
-    // 64 octets take 0.5 ms, and a frame of 1500 octets 12 ms.
+    let passed: Vec<_> = out.iter().flatten().map(|(due, _)| *due - start).collect();
+    // 64 octets take 0.512 ms, and a frame of 1500 octets 12 ms.
+    let each = Duration::from_micros(512);
+    let expected: Vec<_> = (1..=passed.len() as u32)
+        .map(|number| number * each)
+        .collect();
+    assert_eq!(passed, expected);
     assert!((20..60).contains(&passed.len()), "{}", passed.len());
     assert!(impairer.counts().lost as usize == 100 - passed.len());
 }
@@ -239,7 +249,7 @@ fn a_cut_segment_is_two_with_the_same_octets() {
     });
     let mut places = std::collections::BTreeSet::new();
     for round in 0..500 {
-        let out = impairer.pass(segment(round % 2 == 0, PAYLOAD));
+        let out = impairer.pass(Instant::now(), segment(round % 2 == 0, PAYLOAD));
         let [(_, first), (_, second)] = out.as_slice() else {
             panic!("{} frames", out.len())
         };
@@ -251,8 +261,8 @@ fn a_cut_segment_is_two_with_the_same_octets() {
     }
     assert_eq!(places, (1..PAYLOAD.len()).collect(), "cut at every octet");
     // Nothing to cut.
-    assert_eq!(impairer.pass(segment(false, b"")).len(), 1);
-    assert_eq!(impairer.pass(segment(false, b"a")).len(), 1);
+    assert_eq!(impairer.pass(Instant::now(), segment(false, b"")).len(), 1);
+    assert_eq!(impairer.pass(Instant::now(), segment(false, b"a")).len(), 1);
 }
 
 #[test]
@@ -262,7 +272,7 @@ fn a_corrupted_segment_has_one_other_octet_and_a_right_sum() {
         ..Direction::default()
     });
     for round in 0..100 {
-        let out = impairer.pass(segment(round % 2 == 0, PAYLOAD));
+        let out = impairer.pass(Instant::now(), segment(round % 2 == 0, PAYLOAD));
         let (_, _, got) = read(&out[0].1);
         let differing = got.iter().zip(PAYLOAD).filter(|(a, b)| a != b).count();
         assert_eq!((out.len(), got.len(), differing), (1, PAYLOAD.len(), 1));
@@ -280,22 +290,24 @@ fn a_second_copy_comes_later_and_may_differ() {
         window: 2000,
         ..Direction::default()
     });
-    let out = impairer.pass(segment(false, PAYLOAD));
+    let now = Instant::now();
+    let out = impairer.pass(now, segment(false, PAYLOAD));
     let (first, second) = (read(&out[0].1), read(&out[1].1));
     assert_eq!((first.1, second.1), (2000, 2000));
     assert_eq!((first.2.as_slice(), first.0), (PAYLOAD, second.0));
     assert_ne!(second.2, PAYLOAD);
-    assert_eq!(out[0].0, Duration::from_millis(1));
-    assert_eq!(out[1].0, Duration::from_millis(3));
+    assert_eq!(out[0].0 - now, Duration::from_millis(1));
+    assert_eq!(out[1].0 - now, Duration::from_millis(3));
 }
 
 #[test]
 fn the_seed_decides() {
     let profile = Profile::find("rough").unwrap();
+    let start = Instant::now();
     let run = |seed| {
         let mut impairer = Impairer::new(&profile.left, seed);
         let all: Vec<_> = (0..2000)
-            .map(|_| impairer.pass(segment(false, PAYLOAD)))
+            .map(|_| impairer.pass(start, segment(false, PAYLOAD)))
             .collect();
         (all, impairer.counts())
     };
@@ -321,10 +333,9 @@ fn other_frames_pass_as_they_are() {
     let mut cut_off = segment(false, PAYLOAD);
     cut_off.truncate(50);
     for frame in [udp, cut_off, vec![0; 3], Vec::new()] {
-        assert_eq!(
-            only(plan.clone()).pass(frame.clone()),
-            [(Duration::ZERO, frame)]
-        );
+        let now = Instant::now();
+        let passed = only(plan.clone()).pass(now, frame.clone());
+        assert_eq!(passed, [(now, frame)]);
     }
 }
 

@@ -236,26 +236,28 @@ impl EventChannel {
         }
     }
 
-    /// Takes the next event, if there is one.
+    /// Takes the next event, if there is one. Reports of the daemon may leave none: the socket is empty
+    /// when this returns `None`.
     fn next_event(&self) -> Result<Option<QueuedEvent>, Error> {
-        if let Some(event) = self.pop() {
-            return Ok(Some(event));
-        }
-        match self.daemon.get_rdma_cm_event(Some(Duration::ZERO)) {
-            Ok(report) => self.take_report(report),
-            Err(Error::Timeout) => return Ok(None),
-            Err(Error::DaemonGone) if !self.gone_reported.swap(true, Ordering::AcqRel) => {
-                IdObject::report_removal(self);
+        loop {
+            if let Some(event) = self.pop() {
+                return Ok(Some(event));
             }
-            Err(error) => {
-                if matches!(error, Error::DaemonGone) {
-                    // Pollers of the descriptor have been told; otherwise it would stay readable.
-                    self.descriptor.silence(self.daemon.as_fd());
+            match self.daemon.get_rdma_cm_event(Some(Duration::ZERO)) {
+                Ok(report) => self.take_report(report),
+                Err(Error::Timeout) => return Ok(None),
+                Err(Error::DaemonGone) if !self.gone_reported.swap(true, Ordering::AcqRel) => {
+                    IdObject::report_removal(self);
                 }
-                return Err(error);
+                Err(error) => {
+                    if matches!(error, Error::DaemonGone) {
+                        // Pollers of the descriptor have been told; otherwise it would stay readable.
+                        self.descriptor.silence(self.daemon.as_fd());
+                    }
+                    return Err(error);
+                }
             }
         }
-        Ok(self.pop())
     }
 
     /// Takes the next event, without waiting.
