@@ -93,6 +93,8 @@ impl XdpReceiver {
             if count > before {
                 socket.receiver.release_frames();
                 socket.lent -= count - before;
+            } else {
+                socket.receiver.wake_if_asked();
             }
             if socket.target - socket.lent >= REFILL {
                 socket.lend_buffers(&self.pool, &self.memory);

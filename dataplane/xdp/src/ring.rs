@@ -3,11 +3,13 @@
 //!
 //! Orderings: the producer writes entries and then its counter with release, which the consumer
 //! loads with acquire; the consumer reads entries and then writes its counter with release, which the
-//! producer loads with acquire before it overwrites them.
+//! producer loads with acquire before it overwrites them. The kernel sets the flag that asks for a
+//! wake-up call and then looks at the producer's counter once more; this side writes the counter and
+//! then reads the flag, with a full fence between, so that one of the two sees the other's write.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::{Error, Result};
 
@@ -186,7 +188,7 @@ impl<T> ProducerRing<T> {
         true
     }
 
-    /// Makes the pushed entries visible to the kernel.
+    /// Makes the pushed entries visible to the kernel, before [`Self::needs_wakeup`] reads its flag.
     #[inline]
     pub(crate) fn publish_entries(&mut self) {
         if self.published != self.next {
@@ -195,6 +197,7 @@ impl<T> ProducerRing<T> {
             self.shared
                 .producer_counter()
                 .store(self.next, Ordering::Release);
+            fence(Ordering::SeqCst);
         }
     }
 

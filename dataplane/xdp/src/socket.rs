@@ -270,7 +270,13 @@ impl Receiver {
     #[inline]
     pub fn publish_chunks(&mut self) {
         self.fill.publish_entries();
-        // A zero-copy driver has run out of chunks.
+        self.wake_if_asked();
+    }
+
+    /// Wakes a zero-copy driver that has run out of chunks and does not look at the ring by itself. It
+    /// may ask at any time: call this whenever no frame waits, too.
+    #[inline]
+    pub fn wake_if_asked(&self) {
         if self.fill.needs_wakeup() {
             self.wake_driver();
         }
