@@ -339,12 +339,15 @@ impl TrackerPool {
         }
     }
 
-    /// Ended trackers that still have mbufs pointing into `memory`.
-    pub fn ended_trackers_of(&self, memory: *const ()) -> impl Iterator<Item = TrackerId> + '_ {
+    /// Ended trackers that still have mbufs pointing into memory whose address `is_meant` accepts.
+    pub fn ended_trackers_of(
+        &self,
+        is_meant: impl Fn(usize) -> bool,
+    ) -> impl Iterator<Item = TrackerId> {
         let is_of_memory = move |slot: &&NonNull<TrackerSlot>| {
             // SAFETY: a zombie's memory is ours.
             let held = unsafe { (*slot.as_ptr()).memory.as_ref() };
-            held.is_some_and(|held| ptr::addr_eq(Arc::as_ptr(held), memory))
+            held.is_some_and(|held| is_meant(Arc::as_ptr(held).cast::<()>() as usize))
         };
         let zombies = self.zombies.iter().filter(is_of_memory);
         zombies.map(|slot| self.id_of_slot(*slot))

@@ -125,7 +125,7 @@ impl Captures {
     }
 
     /// Adds a device: captures that start from now on have its frames.
-    pub(super) fn add_device(&mut self, workers: &WorkerSet, name: &str) {
+    pub(super) fn add_device(&mut self, workers: &mut WorkerSet, name: &str) {
         self.devices.push(name.to_owned());
         self.post_to_workers(workers);
     }
@@ -236,12 +236,12 @@ impl Captures {
             description,
             recorder,
         });
-        self.post_to_workers(&context.workers);
+        self.post_to_workers(&mut context.workers);
         Ok((number, theirs))
     }
 
     /// Ends a live capture, or with 0 all of them.
-    pub(super) fn stop(&mut self, workers: &WorkerSet, number: u64) -> Result<(), Refusal> {
+    pub(super) fn stop(&mut self, workers: &mut WorkerSet, number: u64) -> Result<(), Refusal> {
         let is_meant = |capture: &LiveCapture| number == 0 || u64::from(capture.number) == number;
         if !self.live.iter().any(is_meant) {
             let why = match number {
@@ -255,7 +255,7 @@ impl Captures {
     }
 
     /// Ends the captures of a client that has left.
-    pub(super) fn end_of_client(&mut self, workers: &WorkerSet, client: ClientId) {
+    pub(super) fn end_of_client(&mut self, workers: &mut WorkerSet, client: ClientId) {
         if self.live.iter().any(|capture| capture.client == client) {
             self.end_those(workers, |capture| capture.client == client);
         }
@@ -264,7 +264,7 @@ impl Captures {
     /// Captures the connection of a queue pair that is captured.
     pub(super) fn on_established(
         &mut self,
-        context: &Context,
+        context: &mut Context,
         qpn: Qpn,
         ends: (SocketAddr, SocketAddr),
     ) {
@@ -285,7 +285,7 @@ impl Captures {
             }
         }
         if has_changed {
-            self.post_to_workers(&context.workers);
+            self.post_to_workers(&mut context.workers);
         }
     }
 
@@ -318,7 +318,7 @@ impl Captures {
         configured.chain(live)
     }
 
-    fn end_those(&mut self, workers: &WorkerSet, is_meant: impl Fn(&LiveCapture) -> bool) {
+    fn end_those(&mut self, workers: &mut WorkerSet, is_meant: impl Fn(&LiveCapture) -> bool) {
         // The workers go first: the thread then writes all that they have recorded.
         let (ended, live) = std::mem::take(&mut self.live)
             .into_iter()
@@ -328,7 +328,7 @@ impl Captures {
         drop(ended);
     }
 
-    fn post_to_workers(&self, workers: &WorkerSet) {
+    fn post_to_workers(&self, workers: &mut WorkerSet) {
         let live = self.live.iter().filter_map(LiveCapture::capture_tap);
         let trace = self.live.iter().find_map(LiveCapture::trace_tap);
         let taps = FrameTaps::new(self.configured.iter().cloned().chain(live), trace);

@@ -400,7 +400,7 @@ impl Connections {
             return Err(Refusal::no_such("listener", listener.0));
         }
         let keep_requests = request.flags & m::UNLISTEN_KEEP_REQUESTS != 0;
-        if let Some(removed) = self.remove_listener(&context.workers, listener, keep_requests) {
+        if let Some(removed) = self.remove_listener(&mut context.workers, listener, keep_requests) {
             context.resources.release(id, &removed.amounts());
         }
         send_reply::<m::Unlisten>(context.resources.client_mut(id)?, seq, &EMPTY)
@@ -410,7 +410,7 @@ impl Connections {
     /// result returns the port to the kernel.
     pub(super) fn remove_listener(
         &mut self,
-        workers: &WorkerSet,
+        workers: &mut WorkerSet,
         listener: CmListenerId,
         keep_requests: bool,
     ) -> Option<ClientListener> {

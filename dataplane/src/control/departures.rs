@@ -270,7 +270,7 @@ impl Departures {
         let (token, left) = if regions.is_empty() || !memory.sends_by_reference {
             context.workers.post_barrier(Some(id))
         } else {
-            context.workers.await_frames(id, regions.into())
+            context.workers.await_frames(id, regions)
         };
         let waiting = client.waiting.as_ref().map(|waiting| &waiting.what);
         let last_key = match waiting {
@@ -425,7 +425,7 @@ fn remove_entry(
             }
         }
         DepartingEntry::Listener(listener) => {
-            drop(connections.remove_listener(&context.workers, listener, false))
+            drop(connections.remove_listener(&mut context.workers, listener, false))
         }
         DepartingEntry::CmChannel(outbox) => {
             context.resources.outboxes.remove(&outbox.epoll_token());

@@ -496,7 +496,7 @@ fn take_over(
         let command = Command::AddPort(Box::new(port));
         context.workers.post_command(worker, command);
     }
-    parts.captures.add_device(&context.workers, &name);
+    parts.captures.add_device(&mut context.workers, &name);
     parts.connections.add_device(context, index);
     let monitored = parts.routes.add(device.route_interface);
     let monitored = monitored.and_then(|monitor| match monitor {
@@ -508,7 +508,7 @@ fn take_over(
     }
     parts
         .routes
-        .load_routes_of(&mut context.devices, &context.workers, index);
+        .load_routes_of(&mut context.devices, &mut context.workers, index);
     Ok(())
 }
 

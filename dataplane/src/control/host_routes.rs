@@ -65,7 +65,12 @@ impl RouteFollower {
     }
 
     /// Loads the routes and neighbours of one device.
-    pub(super) fn load_routes_of(&self, devices: &mut Devices, workers: &WorkerSet, device: usize) {
+    pub(super) fn load_routes_of(
+        &self,
+        devices: &mut Devices,
+        workers: &mut WorkerSet,
+        device: usize,
+    ) {
         if let Some(Some(interface)) = self.interfaces.get(device) {
             load_routes(devices, workers, device, *interface);
             load_neighbours(devices, workers, device, *interface);
@@ -84,14 +89,14 @@ impl RouteFollower {
 
     /// Loads the routes and neighbours of all followed interfaces: at the start, and after lost
     /// changes.
-    pub(super) fn load_host_routes(&self, devices: &mut Devices, workers: &WorkerSet) {
+    pub(super) fn load_host_routes(&self, devices: &mut Devices, workers: &mut WorkerSet) {
         for device in 0..self.interfaces.len() {
             self.load_routes_of(devices, workers, device);
         }
     }
 
     /// Passes changes to the workers.
-    pub(super) fn follow_host_routes(&mut self, devices: &mut Devices, workers: &WorkerSet) {
+    pub(super) fn follow_host_routes(&mut self, devices: &mut Devices, workers: &mut WorkerSet) {
         let mut all = Vec::new();
         let followed: Vec<u32> = self.interfaces.iter().copied().flatten().collect();
         if let Some(monitor) = &mut self.monitor {
@@ -121,7 +126,7 @@ impl RouteFollower {
     }
 }
 
-fn load_routes(devices: &mut Devices, workers: &WorkerSet, device: usize, interface: u32) {
+fn load_routes(devices: &mut Devices, workers: &mut WorkerSet, device: usize, interface: u32) {
     let routes = RouteSocket::open().and_then(|mut socket| socket.routes_of(interface));
     let routes = match routes {
         Ok(routes) => learned_routes(routes),
@@ -142,7 +147,7 @@ fn load_routes(devices: &mut Devices, workers: &WorkerSet, device: usize, interf
     });
 }
 
-fn load_neighbours(devices: &Devices, workers: &WorkerSet, device: usize, interface: u32) {
+fn load_neighbours(devices: &Devices, workers: &mut WorkerSet, device: usize, interface: u32) {
     let neighbours = RouteSocket::open().and_then(|mut socket| socket.neighbours_of(interface));
     match neighbours {
         Ok(neighbours) => {
@@ -157,7 +162,7 @@ fn load_neighbours(devices: &Devices, workers: &WorkerSet, device: usize, interf
     }
 }
 
-fn tell_neighbour(workers: &WorkerSet, device: usize, neighbour: &KernelNeighbour) {
+fn tell_neighbour(workers: &mut WorkerSet, device: usize, neighbour: &KernelNeighbour) {
     workers.post_to_all(|| Command::LearnNeighbour {
         device,
         neighbour: *neighbour,

@@ -53,7 +53,7 @@ pub struct ClientListener {
 
 impl ClientListener {
     /// Listens on all workers of a device.
-    pub fn listen_on(&self, context: &Context, number: CmListenerId, user: u32, device: usize) {
+    pub fn listen_on(&self, context: &mut Context, number: CmListenerId, user: u32, device: usize) {
         let view = &context.devices.views[device];
         let locals: Vec<Option<IpAddr>> = match self.scope {
             LocalScope::All => vec![None],
@@ -314,12 +314,12 @@ pub struct WaitingRequest {
     pub device: usize,
 }
 
-/// Pending connection requests, by the client's number, by the worker's id and by client.
+/// Pending connection requests, by the client's number, by the worker's id, and by client and listener.
 #[derive(Default)]
 pub(super) struct ConnectRequests {
     all: BTreeMap<ConnectRequestId, WaitingRequest>,
     by_worker_request: BTreeMap<RequestId, ConnectRequestId>,
-    by_client: BTreeMap<ClientId, BTreeSet<ConnectRequestId>>,
+    by_listener: BTreeSet<(ClientId, CmListenerId, ConnectRequestId)>,
     last: u32,
 }
 
@@ -338,8 +338,8 @@ impl ConnectRequests {
     /// Adds a request under both keys.
     pub fn insert(&mut self, number: ConnectRequestId, waiting: WaitingRequest) {
         self.by_worker_request.insert(waiting.request, number);
-        let of_client = self.by_client.entry(waiting.client).or_default();
-        of_client.insert(number);
+        self.by_listener
+            .insert((waiting.client, waiting.listener, number));
         self.all.insert(number, waiting);
     }
 
@@ -357,12 +357,8 @@ impl ConnectRequests {
     pub fn remove(&mut self, number: ConnectRequestId) -> Option<WaitingRequest> {
         let waiting = self.all.remove(&number)?;
         self.by_worker_request.remove(&waiting.request);
-        if let Some(of_client) = self.by_client.get_mut(&waiting.client) {
-            of_client.remove(&number);
-            if of_client.is_empty() {
-                self.by_client.remove(&waiting.client);
-            }
-        }
+        self.by_listener
+            .remove(&(waiting.client, waiting.listener, number));
         Some(waiting)
     }
 
@@ -377,17 +373,27 @@ impl ConnectRequests {
 
     /// Numbers of a client's requests.
     pub fn of_client(&self, client: ClientId) -> impl Iterator<Item = ConnectRequestId> {
-        self.by_client.get(&client).into_iter().flatten().copied()
+        self.of_listeners(client, CmListenerId(0), CmListenerId(u32::MAX))
+    }
+
+    /// Numbers of the requests to a client's listeners from `first` to `last`.
+    fn of_listeners(
+        &self,
+        client: ClientId,
+        first: CmListenerId,
+        last: CmListenerId,
+    ) -> impl Iterator<Item = ConnectRequestId> {
+        let from = (client, first, ConnectRequestId(0));
+        let to = (client, last, ConnectRequestId(u32::MAX));
+        let found = self.by_listener.range(from..=to);
+        found.map(|(_, _, number)| *number)
     }
 
     /// Removes the requests of a client's listener that ended.
     pub fn forget_listener(&mut self, client: ClientId, listener: CmListenerId) {
-        let is_meant = |number: &ConnectRequestId| {
-            let waiting = self.all.get(number);
-            waiting.is_some_and(|waiting| waiting.listener == listener)
-        };
-        let of_listener: Vec<_> = self.of_client(client).filter(is_meant).collect();
-        for number in of_listener {
+        loop {
+            let next = self.of_listeners(client, listener, listener).next();
+            let Some(number) = next else { return };
             self.remove(number);
         }
     }

@@ -318,7 +318,7 @@ impl Memory {
         let (token, left) = if regions.is_empty() || !self.sends_by_reference {
             (context.workers.next_token(Some(id)), 0)
         } else {
-            context.workers.await_frames(id, regions.clone().into())
+            context.workers.await_frames(id, regions.clone())
         };
         self.awaiting.push_back(id);
         Served::Deferred(PendingReply::QuiescentKey {

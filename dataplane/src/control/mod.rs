@@ -99,7 +99,7 @@ use self::memory::Memory;
 use self::operators::Operators;
 use self::outbox::TOKEN_OUTBOX;
 use self::peers::SubordinateUsers;
-use self::pending::DeferredRequest;
+use self::pending::{DeferredRequest, PendingReply};
 use self::refusal::Refusal;
 use self::reload::Configuration;
 use self::replies::{Outcome, RequestState, Served};
@@ -109,7 +109,7 @@ use self::socket::BoundSocket;
 use self::statistics::Statistics;
 use self::turn_times::{TurnBudget, TurnTimes};
 use self::watchdog::Watchdog;
-use self::workers::WorkerSet;
+use self::workers::{COMMANDS_IN_FLIGHT, WorkerSet};
 use crate::device_view::DeviceView;
 use crate::ids::{
     ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
@@ -274,7 +274,7 @@ impl ControlThread {
         let mut events = [EpollEvent::empty(); 64];
         // The monitor is open already, so changes made from now on are not lost.
         self.routes
-            .load_host_routes(&mut self.context.devices, &self.context.workers);
+            .load_host_routes(&mut self.context.devices, &mut self.context.workers);
         while self.context.workers.is_running() {
             let timeout = self.sleep_limit();
             // Announce the sleep, check again, then sleep: no wake-up is lost.
@@ -297,6 +297,7 @@ impl ControlThread {
                 }
             };
             self.context.times.begin_turn();
+            self.context.workers.send_backlogs();
             self.end_faulty_clients();
             log_refused_calls();
             for event in &events[..ready] {
@@ -307,7 +308,7 @@ impl ControlThread {
                     TOKEN_WAKE => {}
                     TOKEN_ROUTES => self
                         .routes
-                        .follow_host_routes(&mut self.context.devices, &self.context.workers),
+                        .follow_host_routes(&mut self.context.devices, &mut self.context.workers),
                     token if token & TOKEN_OUTBOX != 0 => {
                         self.context.resources.flush_outbox(token)
                     }
@@ -353,6 +354,9 @@ impl ControlThread {
     fn sleep_limit(&self) -> EpollTimeout {
         if self.statistics.is_writing() || self.departures.has_work() {
             return EpollTimeout::ZERO;
+        }
+        if self.context.workers.has_backlog() {
+            return EpollTimeout::from(1u8);
         }
         if self.departures.waits_for_keys() || self.memory.waits_for_keys(&self.context.resources) {
             return EpollTimeout::from(1u8);
@@ -485,6 +489,29 @@ impl ControlThread {
     }
 
     fn on_packet(&mut self, id: ClientId, bytes: &[u8]) {
+        let posted = self.context.workers.posted_commands();
+        self.decode_packet(id, bytes);
+        let posted = self.context.workers.posted_commands() - posted;
+        self.limit_commands(id, posted);
+    }
+
+    /// Counts commands that a request has caused. A client that has caused many waits until the workers
+    /// have executed them: its next request stays in its socket.
+    fn limit_commands(&mut self, id: ClientId, posted: u64) {
+        let Some(client) = self.context.resources.clients.get_mut(&id) else {
+            return;
+        };
+        client.commands_in_flight += posted;
+        let limit = COMMANDS_IN_FLIGHT * self.context.workers.worker_count() as u64;
+        if client.commands_in_flight >= limit && client.waiting.is_none() {
+            let (token, left) = self.context.workers.post_barrier(Some(id));
+            client.commands_in_flight = 0;
+            let what = PendingReply::EarlierCommands { token, left };
+            client.waiting = Some(DeferredRequest { seq: 0, what });
+        }
+    }
+
+    fn decode_packet(&mut self, id: ClientId, bytes: &[u8]) {
         match Request::decode(bytes) {
             Ok((seq, request)) => {
                 let state = self.on_request(id, seq, &request);
@@ -808,7 +835,7 @@ impl ControlThread {
 
     /// Removes a client; `reason`: why it departs, and whether its streams linger.
     fn remove_departed(&mut self, id: ClientId, reason: (&str, bool)) {
-        self.captures.end_of_client(&self.context.workers, id);
+        self.captures.end_of_client(&mut self.context.workers, id);
         self.departures.remove_client(
             &mut self.context,
             &mut self.connections,
@@ -1033,6 +1060,7 @@ impl ControlThread {
             shared_receive::finish_free_srq(&mut context.resources, id);
             shared_receive::finish_resize_srq(context, id);
             completion_queues::finish_resize_cq(&mut context.resources, id);
+            context.resources.end_wait_for_commands(id);
         }
     }
 

@@ -65,7 +65,9 @@ pub(super) fn operate(
         }
         OperatorAction::StopCapture => {
             viewer.require_operator("end captures")?;
-            changed.captures.stop(&context.workers, request.target)?;
+            changed
+                .captures
+                .stop(&mut context.workers, request.target)?;
         }
         OperatorAction::AddDevice => {
             viewer.require_operator("add devices")?;

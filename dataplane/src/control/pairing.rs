@@ -199,7 +199,7 @@ impl Pairing {
     /// Listens on a device that was added.
     pub(super) fn add_device(
         &mut self,
-        context: &Context,
+        context: &mut Context,
         listeners: &mut Listeners,
         device: usize,
     ) {
@@ -276,7 +276,7 @@ impl Pairing {
 }
 
 /// Listens for connections of pairs on all workers of a device.
-fn listen_for_pairs_on(context: &Context, listener: CmListenerId, device: usize) {
+fn listen_for_pairs_on(context: &mut Context, listener: CmListenerId, device: usize) {
     for &worker in &context.devices.views[device].workers {
         let command = Command::Listen {
             listener,

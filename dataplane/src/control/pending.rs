@@ -75,6 +75,8 @@ pub(super) enum PendingReply {
     RemoveDevice { device: usize },
     /// The statistics are being written.
     WriteStats,
+    /// No reply: the workers execute the commands of earlier requests.
+    EarlierCommands { token: CommandToken, left: usize },
 }
 
 impl PendingReply {
@@ -88,6 +90,7 @@ impl PendingReply {
             | PendingReply::ResizeSrq { token, left, .. }
             | PendingReply::QuiescentKey { token, left, .. }
             | PendingReply::Stats { token, left }
+            | PendingReply::EarlierCommands { token, left }
                 if *token == of =>
             {
                 *left = left.saturating_sub(1);

@@ -255,6 +255,8 @@ pub struct Client {
     pub queues: QueueAllocator,
     next_id: u32,
     pub(super) waiting: Option<DeferredRequest>,
+    /// Commands to workers that its requests caused since workers had executed all earlier ones.
+    pub commands_in_flight: u64,
     /// Request that arrived while another one was in progress.
     pub parked: Option<Vec<u8>>,
     /// More requests are in the socket, which epoll does not watch until those in progress are
@@ -330,6 +332,7 @@ impl Client {
             queues: QueueAllocator::new(PageSize::Normal, queue_bytes, id.fault_owner()),
             next_id: 0,
             waiting: None,
+            commands_in_flight: 0,
             parked: None,
             more_input: false,
             awaits_room: false,
@@ -724,6 +727,20 @@ impl Resources {
             let once = EpollFlags::EPOLLONESHOT;
             let mut event = EpollEvent::new(once, id.0);
             let _ = self.epoll.modify(client.conn.as_fd(), &mut event);
+        }
+    }
+
+    /// Workers have executed the commands of a client's earlier requests.
+    pub fn end_wait_for_commands(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let waited = client.take_waiting(|what| match what {
+            PendingReply::EarlierCommands { .. } => Ok(()),
+            what => Err(what),
+        });
+        if waited.is_some() {
+            self.answered.push(id);
         }
     }
 

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use siw_iwarp::TxRecord;
+use siw_shm::SharedMemory;
 use siw_tcp::Instant;
 
 use super::ext_bufs::{ExtBufRefs, HeldFrames};
@@ -60,12 +61,12 @@ impl FrameReleases {
         &mut self,
         now: Instant,
         token: CommandToken,
-        held: HeldFrames,
+        regions: Arc<[Arc<SharedMemory>]>,
         unanswered: Arc<AtomicUsize>,
     ) {
         self.awaited.push(AwaitedFrames {
             token,
-            held,
+            held: HeldFrames::of_regions(regions),
             is_answered: false,
             unanswered,
             late_at: now + PATIENCE,
@@ -108,7 +109,8 @@ impl FrameReleases {
 
     /// Answers when the ports have released the frames. A worker that has answered continues to have
     /// its ports free sent frames until all workers have answered: a frame may be in the queue of a
-    /// worker that sent it on behalf of another one.
+    /// worker that sent it on behalf of another one. Returns true if there is more to do now: a batch
+    /// looks at a bounded number of messages.
     #[cold]
     pub(super) fn poll(
         &mut self,
@@ -116,12 +118,19 @@ impl FrameReleases {
         ports: &mut [WorkerPort<TxRecord>],
         ext_bufs: &mut ExtBufRefs,
         events: &mut VecDeque<Event>,
-    ) {
+    ) -> bool {
         if now >= self.next_sweep {
             self.sweep(now, ports, ext_bufs);
         }
+        let mut looks = THRESHOLDS.searched_messages;
+        let mut is_searching = false;
         for frames in self.awaited.iter_mut().filter(|frames| !frames.is_answered) {
-            ext_bufs.drop_released(&mut frames.held);
+            let looks = match frames.held.is_searching() {
+                true => std::mem::take(&mut looks),
+                false => 0,
+            };
+            ext_bufs.continue_search(&mut frames.held, looks);
+            is_searching |= frames.held.is_searching();
             if frames.held.is_empty() {
                 frames.is_answered = true;
                 // Relaxed suffices: the counter only decides whether the ports are swept once more.
@@ -138,6 +147,7 @@ impl FrameReleases {
         }
         self.awaited
             .retain(|frames| frames.unanswered.load(Ordering::Relaxed) > 0);
+        is_searching
     }
 }
 
@@ -145,7 +155,6 @@ impl FrameReleases {
 mod tests {
     use dpdk::{Mbuf, Mempool, Port, PortConfig, RxBatch, RxQueue, TxBatch, TxQueue};
     use siw_iwarp::ExtBufRef;
-    use siw_shm::SharedMemory;
 
     use super::*;
     use crate::datapath::batch_loop::BatchLoop;
@@ -235,6 +244,42 @@ mod tests {
         assert_eq!(next_answer(&mut worker, &mut now), Some(token));
         assert!(worker.frame_releases.awaited.is_empty());
         assert_eq!(Arc::strong_count(&memory), 1, "nobody has it any more");
+    }
+
+    #[test]
+    fn a_batch_looks_at_a_bounded_number_of_messages() {
+        let pool = Mempool::new(test_environment(), "searched", 63, 0, 2048, None).unwrap();
+        let (_ports, mut tx, mut rx) = new_link(&pool, "searched");
+        let memory = Arc::new(SharedMemory::new_anonymous(8192).unwrap());
+        let mut worker = new_worker(&pool);
+        let ext_bufs = &mut worker.connections.context.ext_bufs;
+        // Messages without frames, before the one with a frame.
+        for _ in 0..3 * THRESHOLDS.searched_messages {
+            ext_bufs.alloc();
+        }
+        let last = send_from(&mut worker, &memory, &pool, &mut tx);
+        let mut now = Instant::from_millis(1000);
+        let tokens = [1, 2].map(new_token);
+        for token in tokens {
+            let command = Command::AwaitFrames {
+                token,
+                regions: Arc::new([memory.clone()]),
+                unanswered: Arc::new(AtomicUsize::new(1)),
+            };
+            assert!(worker.mailbox.commands.push(command).is_ok());
+        }
+        let mut batches = 0;
+        while worker.run_batch(now) {
+            batches += 1;
+        }
+        assert!((6..10).contains(&batches), "{batches} batches");
+        assert_eq!(Arc::strong_count(&memory), 2, "the search has ended");
+        let mut received = RxBatch::new();
+        assert_eq!(rx.rx_burst(&mut received), 1);
+        drop(received);
+        worker.connections.context.ext_bufs.free(last);
+        let answers = tokens.map(|_| next_answer(&mut worker, &mut now));
+        assert_eq!(answers, tokens.map(Some));
     }
 
     #[test]

@@ -146,9 +146,8 @@ impl Worker {
                 regions,
                 unanswered,
             } => {
-                let held = connections.context.ext_bufs.frames_held_of(&regions);
                 self.frame_releases
-                    .await_frames(now, token, held, unanswered);
+                    .await_frames(now, token, regions, unanswered);
             }
             Command::LearnRoutes { device, routes } => connections.learn_routes(device, &routes),
             Command::LearnNeighbour { device, neighbour } => {

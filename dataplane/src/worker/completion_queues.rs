@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::client_objects::ClientObjects;
+use super::owned_objects::OwnedObjects;
 use super::slots::QpSlot;
 use crate::ids::{ClientId, CqId};
 use siw_shm::{CqProducer, Wc};
@@ -74,7 +74,7 @@ struct CqSlot {
 #[derive(Default)]
 pub(crate) struct CqTable {
     slots: Vec<Option<Box<CqSlot>>>,
-    pub(super) of_clients: ClientObjects,
+    pub(super) of_clients: OwnedObjects<ClientId>,
     /// Queues written since the last [`CqTable::notify_channels`].
     written: Vec<CqId>,
     /// Queues whose event is to be written with the next [`CqTable::notify_channels`].

@@ -27,15 +27,43 @@ struct ReleaseWait {
     tracker: TrackerId,
 }
 
-/// Messages that had buffers of given memory in a port at one point in time, and their trackers.
-#[derive(Default)]
-pub struct HeldFrames(Vec<(ExtBufRef, TrackerId)>);
+/// A wait until the ports have released all buffers of given memory: first a search for the messages that
+/// have such buffers, a bounded part at a time, then the wait for those found.
+pub struct HeldFrames {
+    /// The memory, in the order of its addresses; `None` when the search has ended.
+    regions: Option<Arc<[Arc<SharedMemory>]>>,
+    /// Next message to look at.
+    next_slot: usize,
+    /// Messages found whose buffers were not seen released yet, and their trackers.
+    found: Vec<(ExtBufRef, TrackerId)>,
+}
 
 impl HeldFrames {
-    /// True if the ports have released all of them.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Starts a search for messages that have buffers of these regions in a port. Regions are in the
+    /// order of [`region_address`].
+    pub fn of_regions(regions: Arc<[Arc<SharedMemory>]>) -> HeldFrames {
+        debug_assert!(regions.is_sorted_by_key(region_address));
+        HeldFrames {
+            regions: Some(regions),
+            next_slot: 0,
+            found: Vec::new(),
+        }
     }
+
+    /// True while not all messages have been looked at.
+    pub fn is_searching(&self) -> bool {
+        self.regions.is_some()
+    }
+
+    /// True if the ports have released all buffers.
+    pub fn is_empty(&self) -> bool {
+        !self.is_searching() && self.found.is_empty()
+    }
+}
+
+/// What tells regions apart, for [`HeldFrames::of_regions`].
+pub fn region_address(region: &Arc<SharedMemory>) -> usize {
+    Arc::as_ptr(region) as usize
 }
 
 /// The external buffer references of one worker's messages.
@@ -148,42 +176,54 @@ impl ExtBufRefs {
         }
     }
 
-    /// Messages, including finished ones, that have buffers of these regions in a port now. Scans all
-    /// slots: for the end of a registration, not for the data path.
-    pub fn frames_held_of(&self, regions: &[Arc<SharedMemory>]) -> HeldFrames {
-        let is_named = |address| {
-            let mut regions = regions.iter();
-            regions.any(|region| Arc::as_ptr(region) as usize == address)
-        };
-        let mut held = HeldFrames::default();
-        for (slot, message) in self.slots.iter().enumerate() {
-            if let Some(tracker) = &message.tracker
-                && tracker.outstanding_mbufs() > 0
-                && is_named(message.region)
-            {
-                let id = self.trackers.id_of(tracker);
-                held.0.push((ExtBufRef(slot as u32), id));
+    /// Looks at up to `most` further messages, and forgets those whose buffers the ports have released.
+    /// Messages that start meanwhile may be found as well.
+    pub fn continue_search(&self, held: &mut HeldFrames, most: usize) {
+        if let Some(regions) = &held.regions {
+            let is_named = |address| {
+                regions
+                    .binary_search_by_key(&address, region_address)
+                    .is_ok()
+            };
+            let part = self
+                .slots
+                .iter()
+                .enumerate()
+                .skip(held.next_slot)
+                .take(most);
+            for (slot, message) in part {
+                if let Some(tracker) = &message.tracker
+                    && is_named(message.region)
+                    && tracker.outstanding_mbufs() > 0
+                {
+                    let id = self.trackers.id_of(tracker);
+                    held.found.push((ExtBufRef(slot as u32), id));
+                }
             }
+            held.next_slot += most;
+            if held.next_slot < self.slots.len() {
+                return;
+            }
+            // Those that have ended, some of them since the search began.
+            let ended = self.trackers.ended_trackers_of(is_named);
+            held.found.extend(ended.map(|id| (ExtBufRef::NONE, id)));
+            // The control thread frees the memory.
+            held.regions = None;
         }
-        for region in regions {
-            let ended = self.trackers.ended_trackers_of(Arc::as_ptr(region).cast());
-            held.0.extend(ended.map(|id| (ExtBufRef::NONE, id)));
+        while let Some((message, id)) = held.found.last()
+            && !self.is_held(*message, *id)
+        {
+            held.found.pop();
         }
-        held
     }
 
-    /// Removes the messages whose buffers the ports have released meanwhile.
-    pub fn drop_released(&self, held: &mut HeldFrames) {
-        held.0.retain(|(message, id)| {
-            let slot = self.slots.get(message.0 as usize);
-            match slot.and_then(|slot| slot.tracker.as_ref()) {
-                Some(tracker) if self.trackers.id_of(tracker) == *id => {
-                    tracker.outstanding_mbufs() > 0
-                }
-                // The message is done.
-                _ => self.trackers.is_zombie(*id),
-            }
-        });
+    fn is_held(&self, message: ExtBufRef, id: TrackerId) -> bool {
+        let slot = self.slots.get(message.0 as usize);
+        match slot.and_then(|slot| slot.tracker.as_ref()) {
+            Some(tracker) if self.trackers.id_of(tracker) == id => tracker.outstanding_mbufs() > 0,
+            // The message is done.
+            _ => self.trackers.is_zombie(id),
+        }
     }
 
     /// True if a queue pair waits for a release.

@@ -5,18 +5,19 @@ use std::time::Duration;
 
 use siw_iwarp::mpa::{MpaResponder, ResponderStep};
 use siw_shm::control::MpaOptions;
-use siw_tcp::{ConnId, Events, Instant, ListenerId};
+use siw_tcp::{ConnId, Events, Instant};
 
 use super::conn_owner::ConnOwner;
 use super::connect::too_many_connections;
 use super::connections::Connections;
 use super::deadlines::DeadlineOwner;
 use super::drop_reasons::DropReason;
-use super::listener_options::{ListenerSettings, apply_mpa_config};
+use super::listener_options::{ListenerSettings, PortListener, apply_mpa_config};
 use super::messages::{ConnectFailure, Event, RequestId};
 use super::pending_connections::{PendingConnection, PendingState};
 use super::receive::CONNECTION_ENDED;
 use super::slots::{PendingSlot, QpSlot};
+use super::thresholds::THRESHOLDS;
 use crate::datapath::rx_frame::TcpByteStream;
 use crate::ids::CmListenerId;
 
@@ -52,13 +53,16 @@ impl Connections {
             match started {
                 Ok(tcp_listener) => {
                     let port = &mut self.port_listeners[index];
-                    port.listeners.push((listener, tcp_listener));
-                    port.users.insert(listener, request.user);
-                    if request.mpa != MpaOptions::BY_DEVICE {
-                        let accept_timeout = port.accept_timeout;
-                        let own = ListenerSettings::new(&port.mpa, accept_timeout, &request.mpa);
-                        port.own_settings.insert(listener, own);
-                    }
+                    let own_settings = (request.mpa != MpaOptions::BY_DEVICE).then(|| {
+                        ListenerSettings::new(&port.mpa, port.accept_timeout, &request.mpa)
+                    });
+                    let entry = port.listeners.entry(listener);
+                    let entry = entry.or_insert_with(|| PortListener {
+                        tcp: Vec::new(),
+                        user: request.user,
+                        own_settings,
+                    });
+                    entry.tcp.push(tcp_listener);
                 }
                 Err(error) => self.post_event(Event::ListenFailed {
                     listener,
@@ -70,11 +74,10 @@ impl Connections {
 
     /// Ends all listeners on one port.
     pub(super) fn stop_listening_on(&mut self, now: Instant, port: usize) {
-        let own = &mut self.port_listeners[port];
-        own.own_settings.clear();
-        own.users.clear();
-        for (_, tcp_listener) in own.listeners.drain(..) {
-            self.ports[port].stack.stop_listening(now, tcp_listener);
+        for (_, listener) in self.port_listeners[port].listeners.drain() {
+            for tcp_listener in listener.tcp {
+                self.ports[port].stack.stop_listening(now, tcp_listener);
+            }
         }
     }
 
@@ -82,20 +85,19 @@ impl Connections {
     /// kept.
     pub(super) fn unlisten(&mut self, now: Instant, listener: CmListenerId, keep_requests: bool) {
         for (port, own) in self.ports.iter_mut().zip(&mut self.port_listeners) {
-            let is_meant = |entry: &(CmListenerId, ListenerId)| entry.0 == listener;
-            // A listener that is bound to the addresses of one family has one entry per address.
-            while let Some(index) = own.listeners.iter().position(is_meant) {
-                let (_, tcp_listener) = own.listeners.swap_remove(index);
+            let removed = own.listeners.remove(&listener);
+            for tcp_listener in removed.into_iter().flat_map(|listener| listener.tcp) {
                 port.stack.stop_listening(now, tcp_listener);
-                own.own_settings.remove(&listener);
             }
-            own.users.remove(&listener);
         }
-        let is_over = |pending: &PendingConnection| {
-            let is_kept = keep_requests && pending.state == PendingState::AwaitingAnswer;
-            pending.listener == listener && !is_kept
-        };
-        for slot in self.pending.select(is_over) {
+        self.pending.end_listener(listener, keep_requests);
+    }
+
+    /// Closes some connections of listeners that have ended.
+    #[cold]
+    pub(super) fn continue_unlistening(&mut self, now: Instant) {
+        let mut looks = THRESHOLDS.removals;
+        while let Some(slot) = self.pending.next_ended(&mut looks) {
             self.drop_pending(now, slot, true);
         }
     }
@@ -112,8 +114,9 @@ impl Connections {
         if events.intersects(CONNECTION_ENDED) {
             return self.ports[port].stack.release(now, conn);
         }
-        // A removed listener has no user; its connections are reset.
-        let user = self.port_listeners[port].users.get(&listener).copied();
+        // Connections of a removed listener are reset.
+        let listeners = &self.port_listeners[port].listeners;
+        let user = listeners.get(&listener).map(|listener| listener.user);
         let user = match user {
             Some(user) if self.pending.has_room_for(user) => user,
             refused => {

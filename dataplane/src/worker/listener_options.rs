@@ -92,12 +92,17 @@ pub(super) struct PortListeners {
     /// The device's settings.
     pub(super) mpa: MpaConfig,
     pub(super) accept_timeout: Duration,
-    /// TCP listeners by the daemon's listener numbers.
-    pub(super) listeners: Vec<(CmListenerId, ListenerId)>,
-    /// User (uid) of each listener.
-    pub(super) users: HashMap<CmListenerId, u32>,
-    /// Settings of listeners that differ from the device's.
-    pub(super) own_settings: HashMap<CmListenerId, ListenerSettings>,
+    pub(super) listeners: HashMap<CmListenerId, PortListener>,
+}
+
+/// A listener on a port.
+pub(super) struct PortListener {
+    /// TCP listeners: one, or one for each address if it is bound to the addresses of one family.
+    pub(super) tcp: Vec<ListenerId>,
+    /// User (uid) whose limit of pending connections applies.
+    pub(super) user: u32,
+    /// Settings that differ from the device's.
+    pub(super) own_settings: Option<ListenerSettings>,
 }
 
 impl PortListeners {
@@ -105,15 +110,14 @@ impl PortListeners {
         PortListeners {
             mpa: config.mpa.clone(),
             accept_timeout: config.accept_timeout,
-            listeners: Vec::new(),
-            users: HashMap::new(),
-            own_settings: HashMap::new(),
+            listeners: HashMap::new(),
         }
     }
 
     /// The settings for connections to a listener.
     pub(super) fn settings(&self, listener: CmListenerId) -> (&MpaConfig, Duration) {
-        match self.own_settings.get(&listener) {
+        let listener = self.listeners.get(&listener);
+        match listener.and_then(|listener| listener.own_settings.as_ref()) {
             Some(own) => (&own.mpa, own.accept_timeout),
             None => (&self.mpa, self.accept_timeout),
         }

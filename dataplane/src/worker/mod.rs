@@ -33,7 +33,6 @@
 //! control thread. Ports and their frames: [`crate::datapath`].
 
 mod awaited_frames;
-mod client_objects;
 mod commands;
 pub mod completion_queues;
 mod conn_owner;
@@ -54,6 +53,7 @@ mod listener_options;
 mod mailbox;
 pub mod messages;
 mod new_port;
+mod owned_objects;
 mod parked;
 mod pending_connections;
 mod port_mapper;
@@ -109,6 +109,7 @@ use scheduler::Scheduler;
 use sleep::WakeSources;
 use worker_qp::QpTable;
 
+pub use ext_bufs::region_address;
 pub use lifecycle::PAIR_RETRIES;
 pub use mailbox::Mailbox;
 pub use new_port::NewPort;
@@ -252,6 +253,10 @@ impl BatchLoop for Worker {
             busy = true;
             self.connections.remove_departing(now);
         }
+        if self.connections.pending.has_ended_listeners() {
+            busy = true;
+            self.connections.continue_unlistening(now);
+        }
         let Connections {
             clock,
             ports,
@@ -291,7 +296,7 @@ impl BatchLoop for Worker {
         let (ports, ext_bufs) = (&mut connections.ports, &mut connections.context.ext_bufs);
         if !self.frame_releases.is_empty() {
             let events = &mut connections.outgoing_events;
-            self.frame_releases.poll(now, ports, ext_bufs, events);
+            busy |= self.frame_releases.poll(now, ports, ext_bufs, events);
         } else if self.frame_releases.is_sweep_due(now, ext_bufs) {
             self.frame_releases.sweep(now, ports, ext_bufs);
         }

@@ -1,5 +1,5 @@
-//! Queue pairs whose work waits for something that raises no event. The worker looks at them once
-//! per batch.
+//! Queue pairs whose work waits for something that raises no event. The worker looks at a bounded number
+//! of them in each batch, in turn.
 //!
 //! | wait | until | called then |
 //! |---|---|---|
@@ -64,14 +64,9 @@ impl ParkedQueuePairs {
         self.lists[wait as usize].is_empty()
     }
 
-    /// Number of turns in this batch: queue pairs parked meanwhile have theirs in the next one. Waits
-    /// that a client ends are bounded; the others end without it.
+    /// Number of turns in this batch: queue pairs parked meanwhile have theirs in the next one.
     pub(super) fn turns(&self, wait: Wait) -> usize {
-        let count = self.lists[wait as usize].len();
-        match wait {
-            Wait::Receive => count.min(THRESHOLDS.receive_looks),
-            Wait::Quiescence => count,
-        }
+        self.lists[wait as usize].len().min(THRESHOLDS.parked_looks)
     }
 
     /// Takes the queue pair whose turn is next. The caller ends its wait or parks it again.
@@ -106,13 +101,13 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_looks_for_receives_of_a_bounded_number_of_queue_pairs() {
+    fn a_batch_looks_at_a_bounded_number_of_queue_pairs() {
         let mut parked = ParkedQueuePairs::default();
         for number in 0..1000 {
             parked.park(Wait::Receive, Qpn(number), &mut WaitSet::default());
             parked.park(Wait::Quiescence, Qpn(number), &mut WaitSet::default());
         }
-        assert_eq!(parked.turns(Wait::Receive), THRESHOLDS.receive_looks);
-        assert_eq!(parked.turns(Wait::Quiescence), 1000);
+        assert_eq!(parked.turns(Wait::Receive), THRESHOLDS.parked_looks);
+        assert_eq!(parked.turns(Wait::Quiescence), THRESHOLDS.parked_looks);
     }
 }

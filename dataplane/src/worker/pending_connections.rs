@@ -8,13 +8,14 @@
 //!                    '------------> closed <---------'
 //! ```
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 
 use siw_iwarp::mpa::MpaResponder;
 use siw_tcp::{ConnId, Instant};
 
 use super::messages::GENERATION_MASK;
+use super::owned_objects::OwnedObjects;
 use super::slots::PendingSlot;
 use crate::ids::CmListenerId;
 
@@ -54,7 +55,19 @@ pub(super) struct PendingConnections {
     /// Number of pending connections by the user whose listeners they came to; users without any are
     /// absent.
     of_users: HashMap<u32, usize>,
+    of_listeners: OwnedObjects<CmListenerId>,
+    /// Listeners that have ended and may still have connections.
+    ended: VecDeque<EndedListener>,
     max_per_user: usize,
+}
+
+/// A listener that has ended, whose connections are closed a bounded number at a time.
+struct EndedListener {
+    listener: CmListenerId,
+    /// Requests that an application may still answer stay.
+    keep_requests: bool,
+    /// First slot to look at.
+    next: u32,
 }
 
 impl PendingConnections {
@@ -65,6 +78,8 @@ impl PendingConnections {
             free: Vec::new(),
             generation: 0,
             of_users: HashMap::new(),
+            of_listeners: OwnedObjects::default(),
+            ended: VecDeque::new(),
             max_per_user,
         }
     }
@@ -84,6 +99,7 @@ impl PendingConnections {
             self.slots.push(None);
             (self.slots.len() - 1) as u32
         });
+        self.of_listeners.insert(pending.listener, slot);
         self.slots[slot as usize] = Some(pending);
         PendingSlot(slot)
     }
@@ -96,6 +112,7 @@ impl PendingConnections {
     pub(super) fn take(&mut self, slot: PendingSlot) -> Option<PendingConnection> {
         let pending = self.slots.get_mut(slot.0 as usize)?.take()?;
         self.free.push(slot.0);
+        self.of_listeners.remove(pending.listener, slot.0);
         if let Entry::Occupied(mut count) = self.of_users.entry(pending.user) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -105,6 +122,42 @@ impl PendingConnections {
         Some(pending)
     }
 
+    /// Ends a listener, to which no connection can come any more.
+    pub(super) fn end_listener(&mut self, listener: CmListenerId, keep_requests: bool) {
+        self.ended.push_back(EndedListener {
+            listener,
+            keep_requests,
+            next: 0,
+        });
+    }
+
+    /// True if [`Self::next_ended`] is to be called.
+    #[inline]
+    pub(super) fn has_ended_listeners(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Next connection to close because its listener has ended. Each look at a connection or listener
+    /// takes one of `looks`; returns `None` when none is left.
+    pub(super) fn next_ended(&mut self, looks: &mut usize) -> Option<PendingSlot> {
+        while *looks > 0 {
+            *looks -= 1;
+            let ended = self.ended.front_mut()?;
+            let Some(slot) = self.of_listeners.next(ended.listener, ended.next) else {
+                self.ended.pop_front();
+                continue;
+            };
+            ended.next = slot + 1;
+            let pending = self.slots.get(slot as usize).and_then(Option::as_ref);
+            let awaits_answer =
+                pending.is_some_and(|pending| pending.state == PendingState::AwaitingAnswer);
+            if !(ended.keep_requests && awaits_answer) {
+                return Some(PendingSlot(slot));
+            }
+        }
+        None
+    }
+
     /// Slots of the connections that `pick` selects. Control path only: scans all slots.
     pub(super) fn select(&self, pick: impl Fn(&PendingConnection) -> bool) -> Vec<PendingSlot> {
         let indices = 0..self.slots.len() as u32;
@@ -112,5 +165,61 @@ impl PendingConnections {
             .filter(|index| self.slots[*index as usize].as_ref().is_some_and(&pick))
             .map(PendingSlot)
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use siw_iwarp::mpa::MpaConfig;
+
+    use super::*;
+
+    fn insert(
+        pending: &mut PendingConnections,
+        listener: CmListenerId,
+        state: PendingState,
+    ) -> PendingSlot {
+        pending.insert(PendingConnection {
+            port: 0,
+            conn: ConnId::default(),
+            listener,
+            responder: MpaResponder::new(&MpaConfig::default()),
+            accept_timeout: Duration::from_secs(1),
+            state,
+            deadline: Instant::ZERO,
+            generation: 0,
+            user: 0,
+        })
+    }
+
+    #[test]
+    fn the_end_of_a_listener_takes_bounded_steps_and_only_its_own_connections() {
+        let mut pending = PendingConnections::new(1000);
+        let [ended, kept, other] = [1, 2, 3].map(CmListenerId);
+        let mut expected = Vec::new();
+        for _ in 0..50 {
+            expected.push(insert(&mut pending, ended, PendingState::AwaitingAnswer));
+            insert(&mut pending, other, PendingState::AwaitingAnswer);
+            insert(&mut pending, kept, PendingState::AwaitingAnswer);
+        }
+        let awaits_request = insert(&mut pending, kept, PendingState::AwaitingRequest);
+        expected.push(awaits_request);
+        pending.end_listener(ended, false);
+        pending.end_listener(kept, true);
+        let mut closed = Vec::new();
+        let mut batches = 0;
+        while pending.has_ended_listeners() {
+            let mut looks = 16;
+            while let Some(slot) = pending.next_ended(&mut looks) {
+                closed.push(slot);
+                assert!(pending.take(slot).is_some());
+            }
+            batches += 1;
+        }
+        assert_eq!(closed, expected);
+        // 101 connections and two listeners.
+        assert_eq!(batches, 103_usize.div_ceil(16));
     }
 }

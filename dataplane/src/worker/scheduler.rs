@@ -10,6 +10,7 @@
 //! Queue pairs found this way, and those that TCP's events or the protocol make ready, are queued by
 //! user and port: see [`UserShares`]. `send.rs` gives them their turns.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -143,6 +144,8 @@ pub(super) struct Scheduler {
     /// Share of each user in this batch: its doorbells, and its ready queue pairs.
     pub(super) users: UserShares,
     clients: Vec<WorkerClient>,
+    /// Place of each client in `clients`.
+    places: HashMap<ClientId, usize>,
     /// Client at which the next batch starts to look for doorbells.
     first_client: usize,
     client_turns: ClientTurns,
@@ -157,6 +160,7 @@ impl Scheduler {
         Scheduler {
             users: UserShares::new(ports),
             clients: Vec::new(),
+            places: HashMap::new(),
             first_client: 0,
             client_turns: ClientTurns::default(),
             polled: PolledQueues::default(),
@@ -173,6 +177,7 @@ impl Scheduler {
         wake_fd: Arc<OwnedFd>,
     ) {
         let user = self.users.add_client(uid);
+        self.places.insert(client, self.clients.len());
         self.clients.push(WorkerClient {
             client,
             user,
@@ -183,17 +188,28 @@ impl Scheduler {
 
     /// Removes a client, whose queue pairs were removed before. Returns its wake-up descriptor.
     pub(super) fn remove_client(&mut self, client: ClientId) -> Option<Arc<OwnedFd>> {
-        let index = self.clients.iter().position(|own| own.client == client)?;
-        let removed = self.clients.swap_remove(index);
+        let place = self.places.remove(&client)?;
+        let removed = self.clients.swap_remove(place);
+        if let Some(moved) = self.clients.get(place) {
+            self.places.insert(moved.client, place);
+        }
         self.users.remove_client(removed.user);
         Some(removed.wake_fd)
     }
 
     /// User of a client, which was added before its queue pairs.
     pub(super) fn user_of(&self, client: ClientId) -> UserSlot {
-        let mut clients = self.clients.iter();
-        let found = clients.find(|own| own.client == client);
-        found.map_or(UserSlot::FIRST, |own| own.user)
+        let place = self.places.get(&client);
+        place.map_or(UserSlot::FIRST, |place| self.clients[*place].user)
+    }
+
+    /// Exchanges the places of two clients.
+    #[cold]
+    fn exchange_clients(&mut self, places: [usize; 2]) {
+        self.clients.swap(places[0], places[1]);
+        for place in places {
+            self.places.insert(self.clients[place].client, place);
+        }
     }
 
     /// Removes a queue pair that is removed from its worker.
@@ -232,7 +248,7 @@ impl Scheduler {
             }
             if index >= THRESHOLDS.active_clients {
                 let place = self.client_turns.next_to_leave();
-                self.clients.swap(index, place);
+                self.exchange_clients([index, place]);
                 index = place;
             }
             let WorkerClient { client, user, .. } = self.clients[index];
@@ -423,6 +439,40 @@ mod tests {
             }
         }
         assert_eq!(rest, CAPACITY as usize / 2);
+    }
+
+    #[test]
+    fn clients_are_found_wherever_their_place_is() {
+        const CLIENTS: u64 = 100;
+        let mut scheduler = Scheduler::new(1);
+        let mut rings = Vec::new();
+        for number in 0..CLIENTS {
+            let (client, ring) = new_client(number);
+            let WorkerClient {
+                doorbells, wake_fd, ..
+            } = client;
+            scheduler.add_client(ClientId(number), number as u32 % 7, doorbells, wake_fd);
+            rings.push(ring);
+        }
+        let users: Vec<_> = (0..7)
+            .map(|user| scheduler.user_of(ClientId(user)))
+            .collect();
+        // Clients that were not active take the places of active ones.
+        for ring in rings.iter().rev() {
+            ring.ring_doorbell(1);
+            scheduler.take_doorbells(&mut QpTable::default());
+        }
+        for number in (0..CLIENTS).step_by(3) {
+            assert!(scheduler.remove_client(ClientId(number)).is_some());
+            assert!(scheduler.remove_client(ClientId(number)).is_none());
+        }
+        for number in (0..CLIENTS).filter(|number| number % 3 != 0) {
+            let user = users[(number % 7) as usize];
+            assert_eq!(scheduler.user_of(ClientId(number)), user);
+            let place = scheduler.places[&ClientId(number)];
+            assert_eq!(scheduler.clients[place].client, ClientId(number));
+        }
+        assert_eq!(scheduler.places.len(), scheduler.clients.len());
     }
 
     #[test]

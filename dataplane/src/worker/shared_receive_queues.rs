@@ -2,7 +2,7 @@
 
 use siw_shm::{RecvWqe, RingError, SrqConsumer};
 
-use super::client_objects::ClientObjects;
+use super::owned_objects::OwnedObjects;
 use crate::ids::{ClientId, SrqId};
 
 /// A shared receive queue as one worker sees it.
@@ -19,7 +19,7 @@ pub struct WorkerSrq {
 #[derive(Default)]
 pub(crate) struct SrqTable {
     slots: Vec<Option<Box<WorkerSrq>>>,
-    pub(super) of_clients: ClientObjects,
+    pub(super) of_clients: OwnedObjects<ClientId>,
     /// Clients and numbers of queues that fell below their limit: events to post.
     pub(super) low: Vec<(ClientId, SrqId)>,
 }

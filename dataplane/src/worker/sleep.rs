@@ -100,6 +100,7 @@ impl Worker {
         let has_work = self.connections.scheduler.has_work()
             || !self.connections.context.parked.is_empty(Wait::Quiescence)
             || self.connections.departing.has_work()
+            || self.connections.pending.has_ended_listeners()
             || !self.mailbox.commands.is_empty()
             || !self.mailbox.inbox.is_empty();
         if has_work {

@@ -46,11 +46,13 @@ pub(super) struct Thresholds {
     pub(super) queue_pair_ahead: usize,
     /// Turns ahead at which the data that it points to is prefetched: its request and its connection.
     pub(super) connection_ahead: usize,
-    /// Queue pairs that look for a receive work request, which bounds the cost that one client
+    /// Parked queue pairs of each kind that are looked at, which bounds the cost that one client
     /// imposes on others.
-    pub(super) receive_looks: usize,
+    pub(super) parked_looks: usize,
     /// Messages whose memory is taken back from ports, and which complete if they waited for that.
     pub(super) releases: usize,
+    /// Messages looked at for buffers of memory that is to be released.
+    pub(super) searched_messages: usize,
     /// Queue pairs of overflowed completion queues that end.
     pub(super) ended: usize,
     /// Objects of departed clients that are removed.
@@ -80,8 +82,9 @@ pub(super) const THRESHOLDS: Thresholds = Thresholds {
     prefetch_from: 16,
     queue_pair_ahead: 6,
     connection_ahead: 3,
-    receive_looks: 64,
+    parked_looks: 64,
     releases: 64,
+    searched_messages: 256,
     ended: 16,
     removals: 16,
     removal_time: Duration::from_micros(50),

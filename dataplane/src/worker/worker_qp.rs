@@ -8,9 +8,9 @@ use siw_shm::control::FinalSend;
 use siw_shm::prefetch::prefetch_lines;
 use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 
-use super::client_objects::ClientObjects;
 use super::lifecycle_state::{LifecycleState, UnpolledCompletions};
 use super::messages::QpSetup;
+use super::owned_objects::OwnedObjects;
 use super::qp_rings::QpRings;
 use super::slots::{QpSlot, UserSlot};
 use crate::ids::{ClientId, Qpn};
@@ -148,7 +148,7 @@ pub(super) struct QpTable {
     free: Vec<u32>,
     /// Slot plus one by queue pair number; 0 if the worker does not have the queue pair.
     by_qpn: Vec<u32>,
-    pub(super) of_clients: ClientObjects,
+    pub(super) of_clients: OwnedObjects<ClientId>,
 }
 
 impl QpTable {

@@ -1,7 +1,7 @@
 //! Ids of connections and listeners.
 
 /// A connection of one stack. Stale ids are harmless: calls with a stale id have no effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnId {
     pub(crate) index: u32,
     pub(crate) generation: u32,

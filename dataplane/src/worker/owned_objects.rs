@@ -1,32 +1,35 @@
-//! Objects of one kind by the client that owns them, so that the departure of a client looks at no
-//! object of another one.
+//! Objects of one kind by their owner, so that the end of an owner looks at no object of another one:
+//! queues by client, connections by listener.
 
 use std::collections::BTreeSet;
 
-use crate::ids::ClientId;
+/// Indices of objects in a table of the worker, by owner.
+pub(super) struct OwnedObjects<O>(BTreeSet<(O, u32)>);
 
-/// Indices of objects in a table of the worker, by client.
-#[derive(Default)]
-pub(super) struct ClientObjects(BTreeSet<(ClientId, u32)>);
+impl<O> Default for OwnedObjects<O> {
+    fn default() -> OwnedObjects<O> {
+        OwnedObjects(BTreeSet::new())
+    }
+}
 
-impl ClientObjects {
-    pub(super) fn insert(&mut self, client: ClientId, index: u32) {
-        self.0.insert((client, index));
+impl<O: Ord + Copy> OwnedObjects<O> {
+    pub(super) fn insert(&mut self, owner: O, index: u32) {
+        self.0.insert((owner, index));
     }
 
-    pub(super) fn remove(&mut self, client: ClientId, index: u32) {
-        self.0.remove(&(client, index));
+    pub(super) fn remove(&mut self, owner: O, index: u32) {
+        self.0.remove(&(owner, index));
     }
 
-    /// First object of the client whose index is at least `from`.
-    pub(super) fn next(&self, client: ClientId, from: u32) -> Option<u32> {
-        let mut indices = self.0.range((client, from)..=(client, u32::MAX));
+    /// First object of the owner whose index is at least `from`.
+    pub(super) fn next(&self, owner: O, from: u32) -> Option<u32> {
+        let mut indices = self.0.range((owner, from)..=(owner, u32::MAX));
         indices.next().map(|(_, index)| *index)
     }
 
     #[cfg(test)]
-    pub(super) fn count(&self, client: ClientId) -> usize {
-        self.0.range((client, 0)..=(client, u32::MAX)).count()
+    pub(super) fn count(&self, owner: O) -> usize {
+        self.0.range((owner, 0)..=(owner, u32::MAX)).count()
     }
 }
 
@@ -38,9 +41,8 @@ mod tests {
     use nix::time::{ClockId, clock_gettime};
     use siw_tcp::Instant;
 
-    use super::*;
     use crate::datapath::test_environment;
-    use crate::ids::{CqId, SrqId};
+    use crate::ids::{ClientId, CqId, SrqId};
     use crate::worker::test_worker::{Queues, new_worker};
 
     /// Processor time of this thread.
