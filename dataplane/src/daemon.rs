@@ -25,7 +25,7 @@ use crate::control::device_changes::{DeviceOpener, RunningDevice};
 use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
 use crate::control::reload::Configuration;
 use crate::control::socket::BoundSocket;
-use crate::control::{ControlParts, ControlThread, MapArena, log_refused_calls};
+use crate::control::{Closer, ControlParts, ControlThread, MapArena, log_refused_calls};
 use crate::datapath::clock::TscClock;
 use crate::datapath::inbox::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
@@ -71,6 +71,7 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
     host::set_own_umask();
     host::keep_payload_out_of_dumps();
     let signals = block_signals()?;
+    let closer = Closer::start();
     let file_limit = host::raise_file_limit();
     if host::may_lock_memory() {
         siw_shm::shared_memory::lock_owned_pages();
@@ -151,6 +152,7 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
         configuration: Configuration::new(source, config.clone(), capacity),
         captures: Captures::new(names, capture.as_ref().map(|capture| capture.tap().clone())),
         operators,
+        closer,
         subordinates: SubordinateUsers::read_file(SUBORDINATE_UIDS.as_ref()),
         devices,
         opener,

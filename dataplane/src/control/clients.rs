@@ -370,7 +370,9 @@ impl Acceptor {
 /// Closes the connection of a refused client.
 fn close_refused(helpers: &Helpers, uid: u32, conn: ControlSocket) {
     if has_descriptors_waiting(&conn) {
-        helpers.dispose(DisposalQueue::Descriptors(uid), Box::new(conn), None);
+        let socket = conn.as_fd().try_clone_to_owned().ok();
+        let queue = DisposalQueue::Descriptors(uid);
+        helpers.dispose_with_socket(queue, socket, Box::new(conn), None);
     }
 }
 

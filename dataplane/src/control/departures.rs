@@ -457,15 +457,17 @@ fn free_client(context: &mut Context, departing: DepartingClient) {
         context.resources.ledger.close(account);
         return;
     }
-    let queue = if departing.slow_to_close {
-        DisposalQueue::Descriptors(account.uid())
+    let (queue, socket) = if departing.slow_to_close {
+        let socket = client.conn.as_fd().try_clone_to_owned();
+        (DisposalQueue::Descriptors(account.uid()), socket.ok())
     } else {
-        DisposalQueue::Memory(account.uid())
+        (DisposalQueue::Memory(account.uid()), None)
     };
     let report = HelperReport::ClientGone { account };
+    let what = Box::new((client, departing.entries));
     context
         .helpers
-        .dispose(queue, Box::new((client, departing.entries)), Some(report));
+        .dispose_with_socket(queue, socket, what, Some(report));
 }
 
 /// Releases a client when the daemon ends. A socket with unread descriptors stays open until the

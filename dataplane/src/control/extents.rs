@@ -12,7 +12,7 @@ use siw_shm::{Access, SharedMemory};
 
 use super::context::Context;
 use super::heap;
-use super::helpers::{DisposalQueue, FilePart, FileSource, Helpers, MemoryOrder, MemorySource};
+use super::helpers::{FilePart, FileSource, MemoryOrder, MemorySource};
 use super::memory::{
     Memory, add_arena, add_region, arena_amounts, check_access, own_arena, own_pages,
 };
@@ -118,7 +118,7 @@ impl Memory {
                 "only memory files can be mapped: memfd, tmpfs, hugetlbfs",
             ),
         };
-        dispose_descriptor(&context.helpers, uid, fd);
+        context.helpers.close(uid, fd);
         context.resources.client_mut(id)?.bad_imports += 1;
         Err(refusal)
     }
@@ -140,11 +140,11 @@ impl Memory {
             && !is_trusted(uid, self.process_memory)
             && !SharedMemory::has_short_faults(fd.as_fd())
         {
-            dispose_descriptor(&context.helpers, uid, fd);
+            context.helpers.close(uid, fd);
             return Err(untrusted());
         }
         if let Err(refusal) = context.resources.charge(id, &arena_amounts(request.len)) {
-            dispose_descriptor(&context.helpers, uid, fd);
+            context.helpers.close(uid, fd);
             return Err(refusal);
         }
         // Keeps the file until a helper closes it where the import fails.
@@ -160,7 +160,7 @@ impl Memory {
         };
         let imported = self.import_part(context, id, seq, part, ArenaOrigin::Imported);
         if let (Err(_), Ok(last)) = (&imported, last) {
-            dispose_descriptor(&context.helpers, uid, last);
+            context.helpers.close(uid, last);
         }
         imported
     }
@@ -244,7 +244,7 @@ impl Memory {
                 self.import_memory(context, id, seq, &request, fd)
             }
             _ => {
-                dispose_descriptor(&context.helpers, uid, fd);
+                context.helpers.close(uid, fd);
                 Err(Refusal::new(libc::EPROTO, "invalid request"))
             }
         };
@@ -326,17 +326,6 @@ fn import_process(resources: &mut Resources, id: ClientId, seq: u32, fd: OwnedFd
         reserved: 0,
     };
     send_reply::<m::ImportMemory>(client, seq, &reply)
-}
-
-/// Closes a descriptor of a user, which may be the last one of its file: freeing the pages of a
-/// large file in memory takes long.
-fn dispose_descriptor(helpers: &Helpers, uid: u32, fd: OwnedFd) {
-    let queue = if SharedMemory::is_memory_file(fd.as_fd()) {
-        DisposalQueue::Memory(uid)
-    } else {
-        DisposalQueue::Descriptors(uid)
-    };
-    helpers.dispose(queue, Box::new(fd), None);
 }
 
 fn untrusted() -> Refusal {

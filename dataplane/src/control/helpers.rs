@@ -5,6 +5,7 @@
 //! control thread -- MemoryOrder --> siwd-memory    fills pages, a part of each order in turn
 //!       |      |
 //!       |      |--- dispose() ----> siwd-disposal  one thread for each nonempty queue, one a user
+//!       |      |                      `--> siwd-closer  sockets (closer.rs)
 //!       |      `--- return_heap() -> siwd-heap      one thread at a time, for one call
 //!       `<-- HelperReport (queue, then the wake-up that workers use as well)
 //! ```
@@ -13,13 +14,13 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use nix::libc;
 use siw_shm::SharedMemory;
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::shared_memory::{MemoryInMaking, PageSize};
 
+use super::closer::{Closer, is_socket};
 use super::refusal::Refusal;
 use super::reports::{HelperReport, MadeArena, Reporter};
 use crate::ids::{ClientId, CommandToken};
@@ -37,9 +38,6 @@ const BYTES_PER_TURN: usize = 64 << 20;
 /// Number of a user's disposals of descriptors above which no further descriptor of that user is
 /// received until half of them are done.
 const MOST_OF_USER: usize = 256;
-/// Number of disposals of descriptors that share a thread. Their queue empties faster than clients can
-/// be accepted, so that it needs no limit.
-const CLOSED_AT_ONCE: usize = 64;
 
 /// A client's order for an arena.
 pub(super) struct MemoryOrder {
@@ -103,11 +101,18 @@ impl FilePart {
 pub(super) enum DisposalQueue {
     /// Disposals that take only as long as the operating system needs.
     Memory(u32),
-    /// Sockets with unread descriptors, and other descriptors whose close this user could delay.
+    /// Descriptors whose close this user could delay.
     Descriptors(u32),
 }
 
-type Doomed = (Box<dyn Send>, Option<HelperReport>);
+/// An object to drop.
+struct Doomed {
+    what: Box<dyn Send>,
+    /// A socket whose last reference it may have.
+    socket: Option<OwnedFd>,
+    /// Sent afterwards.
+    report: Option<HelperReport>,
+}
 
 /// One disposal queue.
 #[derive(Default)]
@@ -126,6 +131,7 @@ pub(super) struct Helpers {
     orders: Option<mpsc::Sender<MemoryOrder>>,
     maker: Option<JoinHandle<()>>,
     queues: DisposalQueues,
+    closer: Closer,
 }
 
 impl Helpers {
@@ -137,6 +143,7 @@ impl Helpers {
         wake: Arc<OwnedFd>,
         asleep: Arc<SleepFlag>,
         map_arena: Arc<MapArena>,
+        closer: Closer,
     ) -> std::io::Result<Helpers> {
         let reporter = Reporter::new(wake, asleep);
         let (orders, ordered) = mpsc::channel();
@@ -149,6 +156,7 @@ impl Helpers {
             orders: Some(orders),
             maker: Some(maker),
             queues: DisposalQueues::default(),
+            closer,
         })
     }
 
@@ -177,20 +185,58 @@ impl Helpers {
 
     /// Drops an object on another thread, then sends the report.
     pub fn dispose(&self, queue: DisposalQueue, what: Box<dyn Send>, report: Option<HelperReport>) {
+        self.dispose_with_socket(queue, None, what, report);
+    }
+
+    /// As [`Self::dispose`], for an object with a socket whose close a client could delay: a duplicate.
+    /// Without it, this user's disposals wait for the close.
+    pub fn dispose_with_socket(
+        &self,
+        queue: DisposalQueue,
+        socket: Option<OwnedFd>,
+        what: Box<dyn Send>,
+        report: Option<HelperReport>,
+    ) {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let disposal = queues.entry(queue).or_default();
-        disposal.doomed.push_back((what, report));
+        disposal.doomed.push_back(Doomed {
+            what,
+            socket,
+            report,
+        });
         if disposal.has_thread {
             return;
         }
         let (all, reporter) = (self.queues.clone(), self.reporter.clone());
+        let closer = self.closer.clone();
         let started = std::thread::Builder::new()
             .name("siwd-disposal".into())
-            .spawn(move || empty_queue(queue, &all, &reporter));
+            .spawn(move || empty_queue(queue, &all, &reporter, &closer));
         disposal.has_thread = started.is_ok();
         if let Err(error) = started {
             // The next disposal in this queue tries again.
             tracing::warn!("cannot start a thread that frees client memory: {error}");
+        }
+    }
+
+    /// Closes a descriptor of a user's client, which may be the last one of its file: freeing the pages
+    /// of a large file in memory takes long, and the close of others as long as the client likes.
+    pub fn close(&self, uid: u32, fd: OwnedFd) {
+        let queue = match SharedMemory::is_memory_file(fd.as_fd()) {
+            true => DisposalQueue::Memory(uid),
+            false => DisposalQueue::Descriptors(uid),
+        };
+        match is_socket(&fd) {
+            true => self.dispose_with_socket(queue, Some(fd), Box::new(()), None),
+            false => self.dispose(queue, Box::new(fd), None),
+        }
+    }
+
+    /// Closes a duplicate of a descriptor that a client sent. Duplicates of files in memory close at
+    /// once.
+    pub fn close_duplicate(&self, uid: u32, fd: OwnedFd) {
+        if !SharedMemory::is_memory_file(fd.as_fd()) {
+            self.close(uid, fd);
         }
     }
 
@@ -205,14 +251,6 @@ impl Helpers {
                 reporter.send(HelperReport::HeapReturned);
             });
         started.is_ok()
-    }
-
-    /// Closes a duplicate of a descriptor that a client sent. Duplicates of files in memory close at
-    /// once.
-    pub fn close_duplicate(&self, uid: u32, fd: OwnedFd) {
-        if !SharedMemory::is_memory_file(fd.as_fd()) {
-            self.dispose(DisposalQueue::Descriptors(uid), Box::new(fd), None);
-        }
     }
 
     /// Returns true if too many of the user's descriptors are still being closed:
@@ -241,21 +279,21 @@ impl Drop for Helpers {
 }
 
 /// Drops the objects of a queue until it is empty.
-fn empty_queue(queue: DisposalQueue, queues: &DisposalQueues, reporter: &Reporter) {
-    let at_once = match queue {
-        DisposalQueue::Memory(_) => 1,
-        DisposalQueue::Descriptors(_) => CLOSED_AT_ONCE,
-    };
+fn empty_queue(
+    queue: DisposalQueue,
+    queues: &DisposalQueues,
+    reporter: &Reporter,
+    closer: &Closer,
+) {
     loop {
         let mut all = queues.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(disposal) = all.get_mut(&queue) else {
             return;
         };
-        let count = disposal.doomed.len().min(at_once);
-        let next: Vec<Doomed> = disposal.doomed.drain(..count).collect();
+        let next = disposal.doomed.pop_front();
         let has_room = disposal.doomed.len() <= MOST_OF_USER / 2;
         let has_room = has_room && std::mem::take(&mut disposal.is_awaited);
-        if next.is_empty() {
+        if next.is_none() {
             all.remove(&queue);
         }
         drop(all);
@@ -264,59 +302,17 @@ fn empty_queue(queue: DisposalQueue, queues: &DisposalQueues, reporter: &Reporte
         {
             reporter.send(HelperReport::HasRoom { uid });
         }
-        if next.is_empty() {
+        let Some(doomed) = next else {
             return;
+        };
+        if let Some(socket) = &doomed.socket {
+            closer.take_reference(socket.as_fd());
         }
-        let (doomed, reports): (Vec<_>, Vec<_>) = next.into_iter().unzip();
-        match queue {
-            DisposalQueue::Memory(_) => drop(doomed),
-            DisposalQueue::Descriptors(_) => close_without_lingering(doomed),
-        }
-        for report in reports.into_iter().flatten() {
+        drop((doomed.what, doomed.socket));
+        if let Some(report) = doomed.report {
             reporter.send(report);
         }
     }
-}
-
-/// Drops objects that hold the last references of sockets with SO_LINGER set by a client. Their close
-/// would last as long as the client likes, except in a thread that exits: for that one the kernel does
-/// not wait (PF_EXITING in `inet_release`). So a short-lived thread gets a table of descriptors of its
-/// own, this thread drops the objects, and the exit of the other thread closes the last references.
-fn close_without_lingering(doomed: Vec<Box<dyn Send>>) {
-    let mut pause = Duration::from_millis(10);
-    let (drop_done, exiting) = loop {
-        if let Some(started) = start_closing_thread() {
-            break started;
-        }
-        // The machine has no room for another thread. The objects wait, because a close here could take
-        // minutes for each.
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_secs(1));
-    };
-    drop(doomed);
-    drop(drop_done);
-    let _ = exiting.join();
-}
-
-/// Starts a thread with copies of all descriptors, which ends when the returned sender is dropped.
-fn start_closing_thread() -> Option<(mpsc::Sender<()>, JoinHandle<()>)> {
-    let (has_copies, copied) = mpsc::channel();
-    let (drop_done, may_exit) = mpsc::channel::<()>();
-    let exiting = std::thread::Builder::new()
-        .name("siwd-closing".into())
-        .spawn(move || {
-            let copies = nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES);
-            let _ = has_copies.send(copies.is_ok());
-            // Ends when the other side is dropped.
-            let _ = may_exit.recv();
-        });
-    let exiting = exiting.ok()?;
-    if copied.recv() == Ok(true) {
-        return Some((drop_done, exiting));
-    }
-    drop(drop_done);
-    let _ = exiting.join();
-    None
 }
 
 /// Allocates arenas, a part of each in turn, until the order channel is closed.

@@ -19,6 +19,7 @@
 mod arena_files;
 pub mod captures;
 mod clients;
+mod closer;
 mod cm;
 mod completion_queues;
 mod connections;
@@ -80,6 +81,7 @@ use siw_shm::{WorkerPage, fault_guard};
 
 use self::captures::Captures;
 use self::clients::{Acceptor, TOKEN_LISTENER};
+pub use self::closer::Closer;
 use self::connections::Connections;
 use self::context::Context;
 use self::counter_files::CounterFiles;
@@ -137,6 +139,8 @@ pub struct ControlParts {
     pub captures: Captures,
     /// Users that may read the counters of all clients.
     pub operators: Operators,
+    /// Closes clients' sockets.
+    pub closer: Closer,
     /// Users that share the limits of another one.
     pub subordinates: SubordinateUsers,
     /// The devices, in the order of the configuration.
@@ -212,7 +216,12 @@ impl ControlThread {
         if let Some(monitor) = devices.routes.monitor_fd() {
             watch_routes(&epoll, monitor)?;
         }
-        let helpers = Helpers::start(parts.wake, parts.asleep.clone(), parts.map_arena.clone())?;
+        let helpers = Helpers::start(
+            parts.wake,
+            parts.asleep.clone(),
+            parts.map_arena.clone(),
+            parts.closer,
+        )?;
         let sysfs = write_sysfs(&parts.socket, &devices.views);
         let counter_files = match (
             &sysfs,
