@@ -69,7 +69,8 @@ impl ArenaFiles {
     ) -> Option<Arc<SharedMemory>> {
         let files = self.lock();
         let found = files.get(&id)?;
-        let is_owner = (found.owner.pid, found.owner.uid) == (sender.pid, sender.uid);
+        let is_owner = found.owner.process.is_some()
+            && (found.owner.process, found.owner.uid) == (sender.process, sender.uid);
         found.region.upgrade().filter(|_| is_owner)
     }
 }

@@ -16,6 +16,7 @@ use super::helpers::{FilePart, FileSource, MemoryOrder, MemorySource};
 use super::memory::{
     Memory, add_arena, add_region, arena_amounts, check_access, own_arena, own_pages,
 };
+use super::peers::PeerCredentials;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::refusal::Refusal;
@@ -28,12 +29,12 @@ use crate::ids::{ArenaId, ClientId, PdId};
 /// Maximum number of extents of one region: 8 GiB in pieces of 2 MiB.
 const MOST_EXTENTS: usize = 4096;
 
-/// Returns whether workers may access memory whose page faults this user can make slow: by a hole
+/// Returns whether workers may access memory whose page faults this process can make slow: by a hole
 /// that it punches into a long file, by hugepages of 1 GiB, or with its own file system or
-/// userfaultfd handler. Only users who could stop the daemon anyway may do that, unless the
-/// configuration allows more.
-fn is_trusted(uid: u32, policy: ProcessMemoryPolicy) -> bool {
-    policy == ProcessMemoryPolicy::All || uid == 0 || uid == nix::unistd::geteuid().as_raw()
+/// userfaultfd handler. Only who could stop the daemon anyway may do that, unless the configuration
+/// allows more.
+fn is_trusted(peer: &PeerCredentials, policy: ProcessMemoryPolicy) -> bool {
+    policy == ProcessMemoryPolicy::All || peer.owns_daemon
 }
 
 /// Checks that workers may access an arena by another mapping of its file.
@@ -108,9 +109,9 @@ impl Memory {
             return self.import_file(context, id, seq, request, fd);
         }
         let client = context.resources.client_mut(id)?;
-        let (uid, own_uid) = (client.account.uid(), client.peer.uid);
+        let (uid, peer) = (client.account.uid(), client.peer);
         let is_process = request.kind == m::IMPORT_PROCESS;
-        let refusal = match is_process.then(|| self.check_process_memory(own_uid, &fd)) {
+        let refusal = match is_process.then(|| self.check_process_memory(&peer, &fd)) {
             Some(Ok(())) => return import_process(&mut context.resources, id, seq, fd),
             Some(Err(refusal)) => refusal,
             None => Refusal::new(
@@ -137,7 +138,7 @@ impl Memory {
         let arena = context.resources.arena_files.find(&fd, peer);
         let arena = arena.filter(is_own_file);
         if arena.is_none()
-            && !is_trusted(uid, self.process_memory)
+            && !is_trusted(&peer, self.process_memory)
             && !SharedMemory::has_short_faults(fd.as_fd())
         {
             context.helpers.close(uid, fd);
@@ -267,9 +268,9 @@ impl Memory {
 
     /// Checks that workers may copy from and to a client's address space, and that the descriptor
     /// refers to one.
-    fn check_process_memory(&self, uid: u32, fd: &OwnedFd) -> Result<(), Refusal> {
+    fn check_process_memory(&self, peer: &PeerCredentials, fd: &OwnedFd) -> Result<(), Refusal> {
         let policy = self.process_memory;
-        if policy == ProcessMemoryPolicy::Never || !is_trusted(uid, policy) {
+        if policy == ProcessMemoryPolicy::Never || !is_trusted(peer, policy) {
             return Err(untrusted());
         }
         let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
@@ -331,7 +332,8 @@ fn import_process(resources: &mut Resources, id: ClientId, seq: u32, fd: OwnedFd
 fn untrusted() -> Refusal {
     Refusal::new(
         libc::EPERM,
-        "this kind of memory is registered only for root and siwd's user: see [control] process_memory",
+        "this kind of memory is registered only for root and siwd's user, outside of \
+         containers: see [control] process_memory",
     )
 }
 

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use nix::sys::socket::{getsockopt, sockopt};
+use nix::sys::stat::fstat;
+use nix::sys::statfs::fstatfs;
 use nix::unistd::User;
 use siw_shm::control::{ControlSocket, RecvError};
 
@@ -15,6 +17,8 @@ pub const SUBORDINATE_UIDS: &str = "/etc/subuid";
 pub struct PeerCredentials {
     /// Process id; 0 for a process outside the daemon's pid namespace.
     pub pid: u32,
+    /// What tells the process apart from all others.
+    pub process: Option<ProcessIdentity>,
     /// User id.
     pub uid: u32,
     /// Group id.
@@ -35,10 +39,37 @@ impl PeerCredentials {
         let is_owner = uid == 0 || uid == nix::unistd::geteuid().as_raw();
         Ok(PeerCredentials {
             pid,
+            process: ProcessIdentity::of(conn, pid),
             uid,
             gid: credentials.gid(),
             owns_daemon: is_owner && pid != 0 && Namespaces::hold(pid),
         })
+    }
+}
+
+/// The identity of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessIdentity {
+    /// Inode of its pidfd, which no other process of this boot has. Since Linux 6.9.
+    Inode(u64),
+    /// Process id in the daemon's pid namespace.
+    Pid(u32),
+}
+
+/// `PID_FS_MAGIC` of `linux/magic.h`. On older kernels all pidfds have the same inode.
+const PIDFD_FILES: i64 = 0x5049_4446;
+
+impl ProcessIdentity {
+    /// None for a process outside the daemon's pid namespace, on a kernel whose pidfds have no identity:
+    /// all those processes have the id 0.
+    fn of(conn: &ControlSocket, pid: u32) -> Option<ProcessIdentity> {
+        let inode = || {
+            let pidfd = getsockopt(conn, sockopt::PeerPidfd).ok()?;
+            let files = fstatfs(&pidfd).ok()?.filesystem_type();
+            let status = (files.0 == PIDFD_FILES).then(|| fstat(&pidfd));
+            Some(ProcessIdentity::Inode(status?.ok()?.st_ino))
+        };
+        inode().or_else(|| (pid != 0).then_some(ProcessIdentity::Pid(pid)))
     }
 }
 
@@ -154,6 +185,26 @@ mod tests {
             Namespaces::of("self"),
             Namespaces::of(&std::process::id().to_string())
         );
+    }
+
+    #[test]
+    fn connections_of_a_process_have_its_identity() {
+        let connect = || {
+            let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+            let socket = ControlSocket::from(std::os::fd::OwnedFd::from(socket));
+            PeerCredentials::of(&socket).unwrap()
+        };
+        let peers = [connect(), connect()];
+        assert_eq!(peers[0], peers[1]);
+        assert_eq!(peers[0].pid, std::process::id());
+        assert!(peers[0].process.is_some());
+        // Without the inode of a pidfd, processes without a number have no identity.
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let socket = ControlSocket::from(std::os::fd::OwnedFd::from(socket));
+        match ProcessIdentity::of(&socket, 0) {
+            None => {}
+            found => assert_eq!(found, peers[0].process),
+        }
     }
 
     #[test]
