@@ -256,6 +256,10 @@ attacks! {
     clients_that_leave_many_regions_stop_nobody: "departures";
     ports_bound_without_end_stop_nobody: "port-binds";
     clients_that_do_nothing_stop_nobody: "idle-clients";
+    idle_queues_beside_connects_stop_nobody: "idle-queues-and-connects";
+    clients_that_leave_many_queue_pairs_stop_nobody: "mass-departure";
+    sends_that_nobody_receives_stop_nobody: "parked-sends";
+    regions_of_thousands_of_arenas_stop_nobody: "many-arenas";
 }
 
 /// Attacks of all kinds at once, each by one of three users, on two workers, beside an honest client of

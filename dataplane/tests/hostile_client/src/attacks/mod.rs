@@ -4,6 +4,7 @@
 mod control;
 mod killed;
 mod memory;
+mod objects;
 mod rings;
 mod tenants;
 
@@ -40,6 +41,13 @@ pub const KINDS: &[(&str, Run)] = &[
     ("departures", tenants::departures),
     ("port-binds", tenants::port_binds),
     ("idle-clients", tenants::idle_clients),
+    (
+        "idle-queues-and-connects",
+        objects::idle_queues_and_connects,
+    ),
+    ("mass-departure", objects::mass_departure),
+    ("parked-sends", objects::parked_sends),
+    ("many-arenas", objects::many_arenas),
     ("killed", killed::live_until_killed),
     ("many-queue-pairs", killed::hold_many_queue_pairs),
 ];

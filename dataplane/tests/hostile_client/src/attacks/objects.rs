@@ -1,0 +1,150 @@
+//! Attacks with many legal objects: what one client has, waits for or leaves must cost another nothing.
+
+use super::rings::own_address;
+use crate::attack::{Attack, Ended};
+use crate::session::AttackSession;
+use siw_shm::control::codec::CallError;
+use siw_shm::control::messages as m;
+use siw_shm::{SendData, SendWr};
+
+/// Idle completion queues beside the clients that come and go.
+const IDLE_QUEUES: usize = 4000;
+/// Connections of a client that leaves, with two queue pairs each.
+const LEFT_CONNECTIONS: usize = 200;
+/// Queue pairs that a client leaves besides, without a connection.
+const LEFT_QUEUE_PAIRS: usize = 2000;
+/// Connections whose SEND has no receive request.
+const PARKED: usize = 200;
+/// Arenas of a region, each with one extent.
+const ARENAS: usize = 4096;
+
+/// Holds many idle completion queues; other clients come, connect and go.
+pub fn idle_queues_and_connects(attack: &mut Attack) -> Ended {
+    let mut holder = AttackSession::open(&attack.socket)?;
+    for _ in 0..IDLE_QUEUES {
+        let request = m::CreateCq {
+            cqe: 4,
+            channel: 0,
+            cookie: 0,
+        };
+        let made = holder.call(&request);
+        if attack.count_refusal(made)?.is_none() {
+            break;
+        }
+    }
+    while attack.begin_round() {
+        let mut session = AttackSession::open(&attack.socket)?;
+        let made = session.connected_pair(4, own_address());
+        attack.count_refusal(made)?;
+    }
+    Ok(())
+}
+
+/// Makes as many queue pairs as it may, some of them connected, and leaves them all at once.
+pub fn mass_departure(attack: &mut Attack) -> Ended {
+    while attack.begin_round() {
+        let mut session = AttackSession::open(&attack.socket)?;
+        let pd = session.alloc_pd()?;
+        let (cq, _) = session.create_cq(64)?;
+        let listener = session.listen(own_address())?;
+        let mut left = Vec::new();
+        for number in 0..LEFT_CONNECTIONS + LEFT_QUEUE_PAIRS / 2 {
+            let ends = [
+                session.create_qp(pd, cq.cq, 4),
+                session.create_qp(pd, cq.cq, 4),
+            ];
+            let [Ok(from), Ok(to)] = ends else {
+                attack.refused += 1;
+                break;
+            };
+            if number < LEFT_CONNECTIONS {
+                session.connect(&listener, &from, &to)?;
+            }
+            left.push((from, to));
+            if !attack.begin_round() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sends on many connections to queue pairs without receive requests, and does nothing more.
+pub fn parked_sends(attack: &mut Attack) -> Ended {
+    let mut session = AttackSession::open(&attack.socket)?;
+    let pd = session.alloc_pd()?;
+    let (cq, _) = session.create_cq(4 * PARKED as u32)?;
+    let memory = session.new_memory(pd)?;
+    let listener = session.listen(own_address())?;
+    let mut parked = Vec::new();
+    for _ in 0..PARKED {
+        let from = session.create_qp(pd, cq.cq, 4)?;
+        let to = session.create_qp(pd, cq.cq, 4)?;
+        session.connect(&listener, &from, &to)?;
+        let sges = [memory.first_half()];
+        from.post(&SendWr::send(1, SendData::Sges(&sges)), 1);
+        from.ring(&session);
+        parked.push((from, to));
+    }
+    while attack.begin_round() {
+        // The worker is awake all the time.
+        session.wake_worker(0);
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Registers regions of one extent in each of thousands of arenas.
+pub fn many_arenas(attack: &mut Attack) -> Ended {
+    let mut session = AttackSession::open(&attack.socket)?;
+    let pd = session.alloc_pd()?;
+    let mut arenas = Vec::new();
+    for _ in 0..ARENAS {
+        let made = session.alloc_arena(4096, false);
+        match attack.count_refusal(made)? {
+            // The daemon's mapping stays.
+            Some((arena, _file)) => arenas.push(arena),
+            None => break,
+        }
+    }
+    let parts: Vec<_> = arenas.chunks(m::MAX_EXTENTS).collect();
+    let Some((last, first)) = parts.split_last() else {
+        return Err(CallError::Closed);
+    };
+    let list = |arenas: &[u32]| {
+        let mut extents = [m::MemoryExtent::default(); m::MAX_EXTENTS];
+        for (extent, arena) in extents.iter_mut().zip(arenas) {
+            (extent.arena, extent.len) = (*arena, 4096);
+        }
+        (arenas.len() as u32, extents)
+    };
+    while attack.begin_round() {
+        for part in first {
+            let (count, extents) = list(part);
+            session.call(&m::AddExtents {
+                count,
+                reserved: 0,
+                extents,
+            })?;
+        }
+        let (count, extents) = list(last);
+        let made = session.call(&m::RegMemory {
+            pd,
+            access: 7,
+            len: arenas.len() as u64 * 4096,
+            va: 0,
+            count,
+            reserved: 0,
+            reason: m::Text::new(""),
+            extents,
+        });
+        if let Some((keys, _)) = attack.count_refusal(made)? {
+            let gone = session.call(&m::DeregMr {
+                lkey: keys.lkey,
+                flags: 0,
+            });
+            attack.count_refusal(gone)?;
+        }
+    }
+    Ok(())
+}
