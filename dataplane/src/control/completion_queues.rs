@@ -9,13 +9,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::libc;
-use siw_memory::queue_allocator::QueueMemory;
 use siw_shm::control::EVENT_STREAM_BYTES;
 use siw_shm::control::messages as m;
 use siw_shm::{CqGeometry, CqProducer};
 
 use super::context::Context;
-use super::pending::PendingReply;
+use super::pending::{AfterBarrier, PendingReply};
 use super::quotas::{Quota, channel_amounts};
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
@@ -129,8 +128,8 @@ pub(super) fn create_cq(
     if let Some(found) = channel_id.and_then(|channel| client.channels.get_mut(&channel)) {
         found.cqs += 1;
     }
-    let reply = cq_reply(number, geometry, &mem);
-    let fd = mem.region.memfd().filter(|_| mem.new_region);
+    let (place, fd) = client.queues.give(&mem);
+    let reply = cq_reply(number, geometry, place);
     send_reply_with_fds::<m::CreateCq>(client, seq, &reply, fd.as_slice())?;
     client.cqs.insert(
         number,
@@ -145,7 +144,7 @@ pub(super) fn create_cq(
     Ok(Served::Replied)
 }
 
-/// Removes the queue from the workers first; [`finish_free_cq`] replies.
+/// Removes the queue from the workers first; [`free_cq`] replies.
 pub(super) fn destroy_cq(context: &mut Context, id: ClientId, cq: CqId) -> Outcome {
     let client = context.resources.client_mut(id)?;
     let found = client
@@ -157,17 +156,17 @@ pub(super) fn destroy_cq(context: &mut Context, id: ClientId, cq: CqId) -> Outco
     }
     context.workers.post_to_all(|| Command::RemoveCq { cq });
     let (token, left) = context.workers.post_barrier(Some(id));
-    Ok(Served::Deferred(PendingReply::FreeCq { cq, token, left }))
+    let then = AfterBarrier::FreeCq(cq);
+    Ok(Served::Deferred(PendingReply::Barrier {
+        token,
+        left,
+        then,
+    }))
 }
 
-pub(super) fn finish_free_cq(resources: &mut Resources, id: ClientId) {
+/// Frees a completion queue that no worker has any more.
+pub(super) fn free_cq(resources: &mut Resources, id: ClientId, seq: u32, cq: CqId) {
     let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
-    let Some((seq, cq)) = client.take_waiting(|what| match what {
-        PendingReply::FreeCq { cq, .. } => Ok(cq),
-        other => Err(other),
-    }) else {
         return;
     };
     if let Some(queue) = client.cqs.remove(&cq) {
@@ -185,7 +184,6 @@ pub(super) fn finish_free_cq(resources: &mut Resources, id: ClientId) {
     let _ = client.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
     resources.cqs.release_number(cq.0);
     resources.release(id, &[(Quota::CompletionQueues, 1)]);
-    resources.answered.push(id);
 }
 
 pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::ResizeCq) -> Outcome {
@@ -219,33 +217,34 @@ pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::Resize
             .post_command(worker, Command::ResizeCq { cq, producer });
     }
     let (token, left) = context.workers.post_barrier(Some(id));
-    Ok(Served::Deferred(PendingReply::ResizeCq {
-        cq: number,
-        geometry,
+    let cq = number;
+    let then = AfterBarrier::ResizeCq { cq, geometry };
+    Ok(Served::Deferred(PendingReply::Barrier {
         token,
         left,
+        then,
     }))
 }
 
-pub(super) fn finish_resize_cq(resources: &mut Resources, id: ClientId) {
+/// Tells the client where the new rings are, to which all workers write.
+pub(super) fn answer_resize_cq(
+    resources: &mut Resources,
+    id: ClientId,
+    seq: u32,
+    cq: CqId,
+    geometry: CqGeometry,
+) {
     let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
-    let Some((seq, (cq, geometry))) = client.take_waiting(|what| match what {
-        PendingReply::ResizeCq { cq, geometry, .. } => Ok((cq, geometry)),
-        other => Err(other),
-    }) else {
         return;
     };
     if let Some(queue) = client.cqs.get_mut(&cq) {
         queue.entries = geometry.entries;
-        let fd = queue.mem.region.memfd().filter(|_| queue.mem.new_region);
-        let reply = cq_reply(cq, geometry, &queue.mem);
+        let (place, fd) = client.queues.give(&queue.mem);
+        let reply = cq_reply(cq, geometry, place);
         let _ = client
             .conn
             .send_reply::<m::ResizeCq>(seq, &reply, fd.as_slice());
     }
-    resources.answered.push(id);
 }
 
 pub(super) fn free_cq_ring(
@@ -303,12 +302,12 @@ pub(super) fn moderate_cq(
     send_reply::<m::ModerateCq>(context.resources.client_mut(id)?, seq, &EMPTY)
 }
 
-fn cq_reply(cq: CqId, geometry: CqGeometry, mem: &QueueMemory) -> m::CqReply {
+fn cq_reply(cq: CqId, geometry: CqGeometry, mem: m::QueueRef) -> m::CqReply {
     m::CqReply {
         cq: cq.0,
         entries: geometry.entries,
         workers: geometry.workers,
         reserved: 0,
-        mem: mem.into(),
+        mem,
     }
 }

@@ -101,7 +101,7 @@ use self::memory::Memory;
 use self::operators::Operators;
 use self::outbox::TOKEN_OUTBOX;
 use self::peers::SubordinateUsers;
-use self::pending::{DeferredRequest, PendingReply};
+use self::pending::{AfterBarrier, DeferredRequest, PendingReply};
 use self::refusal::Refusal;
 use self::reload::Configuration;
 use self::replies::{Outcome, RequestState, Served};
@@ -515,7 +515,8 @@ impl ControlThread {
         if client.commands_in_flight >= limit && client.waiting.is_none() {
             let (token, left) = self.context.workers.post_barrier(Some(id));
             client.commands_in_flight = 0;
-            let what = PendingReply::EarlierCommands { token, left };
+            let then = AfterBarrier::ReadOn;
+            let what = PendingReply::Barrier { token, left, then };
             client.waiting = Some(DeferredRequest { seq: 0, what });
         }
     }
@@ -1022,7 +1023,7 @@ impl ControlThread {
             } => {
                 self.statistics.on_worker_stats(
                     context,
-                    self.connections.listeners.len(),
+                    &self.connections.listeners,
                     worker,
                     token,
                     *stats,
@@ -1064,13 +1065,22 @@ impl ControlThread {
             return;
         }
         memory::forget_late_worker(&mut context.resources, worker, token);
-        if context.resources.count_answer(id, token) == Some(0) {
-            completion_queues::finish_free_cq(&mut context.resources, id);
-            shared_receive::finish_free_srq(&mut context.resources, id);
-            shared_receive::finish_resize_srq(context, id);
-            completion_queues::finish_resize_cq(&mut context.resources, id);
-            context.resources.end_wait_for_commands(id);
+        let Some((seq, then)) = context.resources.take_after_barrier(id, token) else {
+            return;
+        };
+        let resources = &mut context.resources;
+        match then {
+            AfterBarrier::FreeCq(cq) => completion_queues::free_cq(resources, id, seq, cq),
+            AfterBarrier::ResizeCq { cq, geometry } => {
+                completion_queues::answer_resize_cq(resources, id, seq, cq, geometry)
+            }
+            AfterBarrier::FreeSrq(srq) => shared_receive::free_srq(resources, id, seq, srq),
+            AfterBarrier::ResizeSrq(request) => {
+                shared_receive::resize_srq(context, id, seq, &request)
+            }
+            AfterBarrier::ReadOn => {}
         }
+        context.resources.answered.push(id);
     }
 
     /// Processes the helpers' reports.

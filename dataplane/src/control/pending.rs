@@ -11,18 +11,11 @@ use crate::ids::{CommandToken, CqId, Qpn, SrqId};
 
 /// Condition that a deferred reply waits for. `left` counts the workers that have not reported.
 pub(super) enum PendingReply {
-    /// All workers pass a barrier; then the completion queue's memory is freed.
-    FreeCq {
-        cq: CqId,
+    /// All workers pass a barrier.
+    Barrier {
         token: CommandToken,
         left: usize,
-    },
-    /// All workers pass a barrier; from then on they write to the new rings.
-    ResizeCq {
-        cq: CqId,
-        geometry: CqGeometry,
-        token: CommandToken,
-        left: usize,
+        then: AfterBarrier,
     },
     /// The worker reports the queue pair's state, for MODIFY_QP or QUERY_QP.
     QpInfo { token: CommandToken, modify: bool },
@@ -41,19 +34,6 @@ pub(super) enum PendingReply {
         /// The memory that the frames refer to.
         regions: Vec<Arc<SharedMemory>>,
         then: QuiescentReply,
-    },
-    /// All workers pass a barrier; then the shared receive queue's memory is freed.
-    FreeSrq {
-        srq: SrqId,
-        token: CommandToken,
-        left: usize,
-    },
-    /// All workers pass a barrier, and have left the rings without requests; then the shared receive
-    /// queue is resized.
-    ResizeSrq {
-        request: ModifySrq,
-        token: CommandToken,
-        left: usize,
     },
     /// A helper makes or maps the arena, charged as `len` bytes.
     MakeArena {
@@ -75,8 +55,20 @@ pub(super) enum PendingReply {
     RemoveDevice { device: usize },
     /// The statistics are being written.
     WriteStats,
-    /// No reply: the workers execute the commands of earlier requests.
-    EarlierCommands { token: CommandToken, left: usize },
+}
+
+/// What follows when all workers have passed a barrier.
+pub(super) enum AfterBarrier {
+    /// The memory of the completion queue is freed.
+    FreeCq(CqId),
+    /// The workers write to the new rings of the completion queue.
+    ResizeCq { cq: CqId, geometry: CqGeometry },
+    /// The memory of the shared receive queue is freed.
+    FreeSrq(SrqId),
+    /// The workers have left the rings without requests: the shared receive queue is resized.
+    ResizeSrq(ModifySrq),
+    /// No reply: the commands of earlier requests are executed.
+    ReadOn,
 }
 
 impl PendingReply {
@@ -84,13 +76,9 @@ impl PendingReply {
     /// reply waits for something else.
     pub fn count_answer(&mut self, of: CommandToken) -> Option<usize> {
         match self {
-            PendingReply::FreeCq { token, left, .. }
-            | PendingReply::FreeSrq { token, left, .. }
-            | PendingReply::ResizeCq { token, left, .. }
-            | PendingReply::ResizeSrq { token, left, .. }
+            PendingReply::Barrier { token, left, .. }
             | PendingReply::QuiescentKey { token, left, .. }
             | PendingReply::Stats { token, left }
-            | PendingReply::EarlierCommands { token, left }
                 if *token == of =>
             {
                 *left = left.saturating_sub(1);

@@ -108,6 +108,7 @@ pub(super) fn create_qp(
     if let Some(pd) = client.pds.get_mut(&pd_id) {
         pd.users += 1;
     }
+    let (place, fd) = client.queues.give(&mem);
     let reply = m::QpReply {
         qp_num: qpn.0,
         worker: 0,
@@ -119,9 +120,8 @@ pub(super) fn create_qp(
         max_send_sge: request.max_send_sge.max(1),
         max_recv_sge: request.max_recv_sge.max(1),
         max_inline: request.max_inline.max(wqe::INLINE_IN_HEADER as u32),
-        mem: (&mem).into(),
+        mem: place,
     };
-    let fd = mem.region.memfd().filter(|_| mem.new_region);
     send_reply_with_fds::<m::CreateQp>(client, seq, &reply, fd.as_slice())?;
     client.qps.insert(
         qpn,

@@ -31,7 +31,7 @@ use super::held_memory::HeldMemory;
 use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
 use super::pair_schedule::{PairAttempt, PairSchedule};
 use super::peers::PeerCredentials;
-use super::pending::{DeferredRequest, PendingReply};
+use super::pending::{AfterBarrier, DeferredRequest, PendingReply};
 use super::quotas::{Account, Ledger, Quota, QuotaLimits};
 use super::refusal::Refusal;
 use super::regions::{ClientArena, ClientProcess, MemoryRegion, RegisteredSums};
@@ -103,17 +103,16 @@ impl ClientSrq {
     }
 
     /// Reply to the creation or a resize.
-    pub fn to_reply(&self, srq: SrqId, geometry: SrqGeometry) -> Option<m::SrqReply> {
-        let (_, mem) = self.rings.last()?;
-        Some(m::SrqReply {
+    pub fn to_reply(&self, srq: SrqId, geometry: SrqGeometry, mem: m::QueueRef) -> m::SrqReply {
+        m::SrqReply {
             srq: srq.0,
             entries: geometry.entries,
             stride: geometry.stride,
             max_wr: self.max_wr,
             max_sge: self.max_sge,
             share: self.share,
-            mem: mem.into(),
-        })
+            mem,
+        }
     }
 }
 
@@ -730,20 +729,6 @@ impl Resources {
         }
     }
 
-    /// Workers have executed the commands of a client's earlier requests.
-    pub fn end_wait_for_commands(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else {
-            return;
-        };
-        let waited = client.take_waiting(|what| match what {
-            PendingReply::EarlierCommands { .. } => Ok(()),
-            what => Err(what),
-        });
-        if waited.is_some() {
-            self.answered.push(id);
-        }
-    }
-
     /// Reads further requests from the client's socket again.
     pub fn resume_input(&mut self, id: ClientId) {
         let client = self.clients.get_mut(&id);
@@ -882,6 +867,22 @@ impl Resources {
     pub fn count_answer(&mut self, id: ClientId, token: CommandToken) -> Option<usize> {
         let client = self.clients.get_mut(&id)?;
         client.waiting.as_mut()?.what.count_answer(token)
+    }
+
+    /// Counts a worker's answer to a barrier. When it is the last one, takes the request that waits for
+    /// it, with its sequence number.
+    pub fn take_after_barrier(
+        &mut self,
+        id: ClientId,
+        token: CommandToken,
+    ) -> Option<(u32, AfterBarrier)> {
+        if self.count_answer(id, token)? > 0 {
+            return None;
+        }
+        self.clients.get_mut(&id)?.take_waiting(|what| match what {
+            PendingReply::Barrier { then, .. } => Ok(then),
+            other => Err(other),
+        })
     }
 
     /// Updates a client's account to its current queue memory, and to the heap of what varies in

@@ -8,7 +8,7 @@ use siw_shm::control::messages as m;
 use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::context::Context;
-use super::pending::PendingReply;
+use super::pending::{AfterBarrier, PendingReply};
 use super::quotas::Quota;
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
@@ -92,7 +92,6 @@ pub(super) fn create_srq(
             .post_command(worker, Command::AddSrq(Box::new(end)));
     }
     let owed = request.limit > 0 && low.arm_event(request.limit, &ring);
-    let fd = mem.region.memfd().filter(|_| mem.new_region);
     let srq = ClientSrq {
         pd: PdId(request.pd),
         qps: 0,
@@ -103,9 +102,9 @@ pub(super) fn create_srq(
         rings: vec![(ring, mem.clone())],
     };
     let client = context.resources.client_mut(id)?;
-    if let Some(reply) = srq.to_reply(number, geometry) {
-        send_reply_with_fds::<m::CreateSrq>(client, seq, &reply, fd.as_slice())?;
-    }
+    let (place, fd) = client.queues.give(&mem);
+    let reply = srq.to_reply(number, geometry, place);
+    send_reply_with_fds::<m::CreateSrq>(client, seq, &reply, fd.as_slice())?;
     client.srqs.insert(number, srq);
     if owed {
         srq_limit(&mut context.resources, id, number);
@@ -174,10 +173,11 @@ pub(super) fn modify_srq(
         }
         if srq.rings.len() >= MOST_RINGS && may_wait {
             let (token, left) = context.workers.post_barrier(Some(id));
-            return Ok(Served::Deferred(PendingReply::ResizeSrq {
-                request: *request,
+            let then = AfterBarrier::ResizeSrq(*request);
+            return Ok(Served::Deferred(PendingReply::Barrier {
                 token,
                 left,
+                then,
             }));
         }
         if srq.rings.len() >= MOST_RINGS {
@@ -238,16 +238,12 @@ pub(super) fn modify_srq(
         .get(&SrqId(request.srq))
         .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
     let current = geometry.or_else(|| SrqGeometry::new(srq.max_wr, srq.max_sge));
-    let reply = current.and_then(|current| srq.to_reply(SrqId(request.srq), current));
-    if let (Some(reply), Some((_, mem))) = (reply, srq.rings.last()) {
-        let fd = mem.region.memfd().filter(|_| resize && mem.new_region);
-        let reply = m::SrqReply {
-            mem: m::QueueRef {
-                fd: u16::from(resize) & reply.mem.fd,
-                ..reply.mem
-            },
-            ..reply
+    if let (Some(current), Some((_, mem))) = (current, srq.rings.last()) {
+        let (place, fd) = match resize {
+            true => client.queues.give(mem),
+            false => (mem.place(), None),
         };
+        let reply = srq.to_reply(SrqId(request.srq), current, place);
         send_reply_with_fds::<m::ModifySrq>(client, seq, &reply, fd.as_slice())?;
     }
     if owed {
@@ -257,22 +253,12 @@ pub(super) fn modify_srq(
 }
 
 /// Continues a resize: the workers have executed the commands of earlier ones.
-pub(super) fn finish_resize_srq(context: &mut Context, id: ClientId) {
-    let Some(client) = context.resources.clients.get_mut(&id) else {
-        return;
-    };
-    let Some((seq, request)) = client.take_waiting(|what| match what {
-        PendingReply::ResizeSrq { request, .. } => Ok(request),
-        other => Err(other),
-    }) else {
-        return;
-    };
-    if let Err(refusal) = modify_srq(context, id, seq, &request, false)
+pub(super) fn resize_srq(context: &mut Context, id: ClientId, seq: u32, request: &m::ModifySrq) {
+    if let Err(refusal) = modify_srq(context, id, seq, request, false)
         && let Some(client) = context.resources.clients.get(&id)
     {
         refusal.send(&client.conn, <m::ModifySrq as m::Message>::KIND, seq);
     }
-    context.resources.answered.push(id);
 }
 
 pub(super) fn query_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
@@ -297,17 +283,17 @@ pub(super) fn destroy_srq(context: &mut Context, id: ClientId, srq: SrqId) -> Ou
     }
     context.workers.post_to_all(|| Command::RemoveSrq { srq });
     let (token, left) = context.workers.post_barrier(Some(id));
-    Ok(Served::Deferred(PendingReply::FreeSrq { srq, token, left }))
+    let then = AfterBarrier::FreeSrq(srq);
+    Ok(Served::Deferred(PendingReply::Barrier {
+        token,
+        left,
+        then,
+    }))
 }
 
-pub(super) fn finish_free_srq(resources: &mut Resources, id: ClientId) {
+/// Frees a shared receive queue that no worker has any more.
+pub(super) fn free_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: SrqId) {
     let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
-    let Some((seq, srq)) = client.take_waiting(|what| match what {
-        PendingReply::FreeSrq { srq, .. } => Ok(srq),
-        other => Err(other),
-    }) else {
         return;
     };
     if let Some(queue) = client.srqs.remove(&srq) {
@@ -321,7 +307,6 @@ pub(super) fn finish_free_srq(resources: &mut Resources, id: ClientId) {
     let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
     resources.srqs.release_number(srq.0);
     resources.release(id, &[(Quota::SharedReceiveQueues, 1)]);
-    resources.answered.push(id);
 }
 
 pub(super) fn srq_limit(resources: &mut Resources, client: ClientId, srq: SrqId) {

@@ -6,6 +6,7 @@ use siw_shm::control::messages as m;
 
 use super::context::Context;
 use super::counter_files::sum_of_device;
+use super::listening::Listeners;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::replies::{Outcome, Served, send_reply};
@@ -91,7 +92,7 @@ impl Statistics {
     pub(super) fn on_worker_stats(
         &mut self,
         context: &mut Context,
-        listeners: usize,
+        listeners: &Listeners,
         worker: usize,
         token: CommandToken,
         stats: WorkerStats,
@@ -104,7 +105,7 @@ impl Statistics {
         };
         let left = context.resources.count_answer(id, token);
         if left == Some(0) {
-            self.begin_statistics(context, listeners, id);
+            self.begin_statistics(context, listeners.len(), id);
         }
     }
 

@@ -123,14 +123,14 @@ impl Memory {
                 return Err(error);
             }
         };
+        let (place, fd) = client.queues.give(&list);
         let reply = m::FastMrReply {
             lkey: stag.0,
             rkey: stag.0,
             max_pages: request.max_pages,
             reserved: 0,
-            list: (&list).into(),
+            list: place,
         };
-        let fd = list.region.memfd().filter(|_| list.new_region);
         send_reply_with_fds::<m::AllocFastMr>(client, seq, &reply, fd.as_slice())?;
         let mut region = MemoryRegion::in_arena(PdId(request.pd), ArenaId(request.arena));
         region.list = Some(list);

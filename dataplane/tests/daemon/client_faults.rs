@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
 use siw::{SendData, SendWr, WcStatus};
+use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::ExtentMethod;
 use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
@@ -171,6 +172,59 @@ fn pages_that_workers_access_cannot_be_freed() {
     .unwrap();
     let refused = client.try_call(&whole_arena(&client, arena, LEN));
     assert!(refused.unwrap_err().to_string().contains("arena"));
+    assert!(daemon.stop().success());
+}
+
+/// The refused request is the first one that needs memory for queues, and a later one gets it.
+#[test]
+fn a_refused_request_loses_no_descriptor_of_queues() {
+    let limits = format!("{LOOPBACK}[limits]\nmemory_regions_per_client = 1\n");
+    let daemon = Daemon::start(&limits, &[]);
+    let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
+    let hello = m::ClientHello::new("refused");
+    conn.call_and_wait(1, &hello, &[]).unwrap();
+    let reserved = 0;
+    let pd = m::AllocPd {
+        device: 0,
+        reserved,
+    };
+    let pd = conn.call_and_wait(2, &pd, &[]).unwrap().0.id;
+    let arena = m::AllocArena {
+        len: 4096,
+        huge: 0,
+        reserved,
+    };
+    let arena = conn.call_and_wait(3, &arena, &[]).unwrap().0.arena;
+    let region = m::RegMr {
+        pd,
+        arena,
+        offset: 0,
+        len: 4096,
+        va: 0,
+        access: 7,
+        reserved,
+    };
+    conn.call_and_wait(4, &region, &[]).unwrap();
+    // One region too many.
+    let list = m::AllocFastMr {
+        pd,
+        arena,
+        max_pages: 8,
+        reserved,
+    };
+    assert!(conn.call_and_wait(5, &list, &[]).is_err());
+    let cq = m::CreateCq {
+        cqe: 16,
+        channel: 0,
+        cookie: 0,
+    };
+    let (made, mut descriptors) = conn.call_and_wait(6, &cq, &[]).unwrap();
+    assert_eq!((made.mem.fd, descriptors.len()), (1, 1));
+    let len = made.mem.region_len as usize;
+    SharedMemory::map_fd(descriptors.remove(0), len).unwrap();
+    let (second, descriptors) = conn.call_and_wait(7, &cq, &[]).unwrap();
+    assert_eq!(second.mem.region, made.mem.region);
+    assert_eq!((second.mem.fd, descriptors.len()), (0, 0));
     assert!(daemon.stop().success());
 }
 

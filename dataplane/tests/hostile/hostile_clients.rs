@@ -223,7 +223,7 @@ fn memory_taken_away_in_flight_stops_nobody_on_two_workers() {
 macro_rules! attacks {
     ($($test:ident: $kind:literal;)*) => {
         /// All kinds that run until they are stopped.
-        const KINDS: &[&str] = &[SLOW_HOLES, $($kind),*];
+        const KINDS: &[&str] = &[SLOW_HOLES, PARKED_SENDS, $($kind),*];
 
         $(#[test]
         fn $test() {
@@ -231,6 +231,15 @@ macro_rules! attacks {
         })*
     };
 }
+
+/// SENDs wait for receive requests: without `receive_wait_ms` they end their connections.
+#[test]
+fn sends_that_nobody_receives_stop_nobody() {
+    let waits = "[device.mpa]\nreceive_wait_ms = 60000\n";
+    stays_honest_with(&format!("{LOOPBACK}{waits}"), PARKED_SENDS);
+}
+
+const PARKED_SENDS: &str = "parked-sends";
 
 attacks! {
     wake_descriptors_made_blocking_stop_nobody: "blocking-wake";
@@ -258,7 +267,6 @@ attacks! {
     clients_that_do_nothing_stop_nobody: "idle-clients";
     idle_queues_beside_connects_stop_nobody: "idle-queues-and-connects";
     clients_that_leave_many_queue_pairs_stop_nobody: "mass-departure";
-    sends_that_nobody_receives_stop_nobody: "parked-sends";
     regions_of_thousands_of_arenas_stop_nobody: "many-arenas";
 }
 

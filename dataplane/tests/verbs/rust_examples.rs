@@ -1,7 +1,10 @@
 //! The Rust examples of the client library against the daemon on the embedded loopback.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
 
 use crate::common::{Daemon, client_example};
 
@@ -42,6 +45,29 @@ fn random_calls_keep_memory_and_contexts() {
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("calls succeeded"), "{said}");
+}
+
+/// A task that awaits completions gets all of them before the error.
+#[test]
+fn completions_are_awaited_until_the_daemon_has_ended() {
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        let daemon = Daemon::loopback();
+        let mut program = Command::new(client_example("tokio_daemon_end"))
+            .arg(&daemon.socket)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(program.stdout.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        assert_eq!(line, "waiting\n");
+        daemon.signal(signal);
+        line.clear();
+        said.read_line(&mut line).unwrap();
+        let output = program.wait_with_output().unwrap();
+        assert_eq!(line, "ok\n", "{output:?}");
+    }
 }
 
 #[test]

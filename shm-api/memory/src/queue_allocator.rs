@@ -8,8 +8,9 @@
 use siw_shm::SharedMemory;
 use siw_shm::control::messages::QueueRef;
 use siw_shm::shared_memory::PageSize;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
 /// Size of a shared chunk in bytes.
@@ -18,8 +19,8 @@ pub const CHUNK: usize = 2 << 20;
 const DEDICATED: usize = CHUNK / 4;
 const MIN: usize = 512;
 /// Larger regions have normal pages: zeroing hugepages, or unmapping them, would block the caller for
-/// long.
-const LONG: usize = 16 << 20;
+/// long. Zeroing 16 MiB takes a millisecond or more.
+const LONG: usize = 4 << 20;
 /// Bytes of a freed queue's entry, in a vector that doubles.
 const FREED_QUEUE: usize = 64;
 
@@ -34,20 +35,19 @@ pub struct QueueMemory {
     pub offset: usize,
     /// Usable bytes, zeroed.
     pub len: usize,
-    /// The client has not seen this region: send its fd with the reply.
-    pub new_region: bool,
     /// The region contains only this queue: the client unmaps it with the queue.
     pub dedicated: bool,
 }
 
-impl From<&QueueMemory> for QueueRef {
-    fn from(memory: &QueueMemory) -> QueueRef {
+impl QueueMemory {
+    /// Where the queue is, for a client that has its region's descriptor.
+    pub fn place(&self) -> QueueRef {
         QueueRef {
-            region: memory.region_id,
-            fd: memory.new_region.into(),
-            dedicated: memory.dedicated.into(),
-            region_len: memory.region.len() as u64,
-            offset: memory.offset as u64,
+            region: self.region_id,
+            fd: 0,
+            dedicated: self.dedicated.into(),
+            region_len: self.region.len() as u64,
+            offset: self.offset as u64,
         }
     }
 }
@@ -81,7 +81,9 @@ pub struct QueueAllocator {
     free: HashMap<usize, Vec<(u32, Arc<SharedMemory>, usize)>>,
     /// Freed regions that take long to unmap.
     long: Vec<Arc<SharedMemory>>,
-    /// Regions allocated since the last [`QueueAllocator::own_regions`]; a freed one is not kept.
+    /// Regions whose descriptor the client does not have.
+    not_given: HashSet<u32>,
+    /// Regions given since the last [`QueueAllocator::own_regions`]; a freed one is not kept.
     unowned: Vec<Weak<SharedMemory>>,
 }
 
@@ -101,6 +103,7 @@ impl QueueAllocator {
             chunk: None,
             free: HashMap::new(),
             long: Vec::new(),
+            not_given: HashSet::new(),
             unowned: Vec::new(),
         }
     }
@@ -125,11 +128,11 @@ impl QueueAllocator {
         self.mapped_bytes += region.len();
         self.huge_bytes += huge_len(&region);
         self.regions += 1;
-        self.unowned.push(Arc::downgrade(&region));
         let id = self.next_id;
         // The number wraps after four thousand million regions: the client may then confuse its own
         // regions.
         self.next_id = self.next_id.wrapping_add(1).max(1);
+        self.not_given.insert(id);
         Ok((id, region))
     }
 
@@ -143,11 +146,9 @@ impl QueueAllocator {
                 region,
                 offset: 0,
                 len,
-                new_region: true,
                 dedicated: true,
             });
         }
-        let mut new_region = false;
         let (region_id, region, offset) = match self.free.get_mut(&len).and_then(Vec::pop) {
             Some((id, region, offset)) => {
                 self.freed -= 1;
@@ -163,7 +164,6 @@ impl QueueAllocator {
                 {
                     let (id, region) = self.new_region(CHUNK)?;
                     self.chunk = Some((id, region, 0));
-                    new_region = true;
                 }
                 match &mut self.chunk {
                     Some((id, region, used)) => {
@@ -180,14 +180,29 @@ impl QueueAllocator {
             region,
             offset,
             len,
-            new_region,
             dedicated: false,
         })
+    }
+
+    /// Where a queue is, for its client, and the descriptor of its region if the client does not have it
+    /// yet: both go with the reply.
+    pub fn give<'a>(&mut self, memory: &'a QueueMemory) -> (QueueRef, Option<BorrowedFd<'a>>) {
+        let is_new = self.not_given.remove(&memory.region_id);
+        if is_new {
+            self.unowned.push(Arc::downgrade(&memory.region));
+        }
+        let fd = memory.region.memfd().filter(|_| is_new);
+        let place = QueueRef {
+            fd: is_new.into(),
+            ..memory.place()
+        };
+        (place, fd)
     }
 
     /// Frees a queue's memory, which the worker no longer uses.
     pub fn free(&mut self, memory: QueueMemory) {
         if memory.dedicated {
+            self.not_given.remove(&memory.region_id);
             let region = &memory.region;
             self.mapped_bytes -= region.len().min(self.mapped_bytes);
             self.huge_bytes -= huge_len(region).min(self.huge_bytes);
@@ -205,7 +220,7 @@ impl QueueAllocator {
         }
     }
 
-    /// Takes the right to free pages of the regions allocated so far
+    /// Takes the right to free pages of the regions given so far
     /// ([`SharedMemory::own_pages`]), which the client has mapped.
     ///
     /// # Errors

@@ -321,7 +321,6 @@ fn queues_share_chunks_and_reused_memory_is_zero() {
     let mut allocator = QueueAllocator::new(PageSize::Normal, 64 << 20, 0);
     let one = allocator.alloc(5000).unwrap();
     let two = allocator.alloc(5000).unwrap();
-    assert!(one.new_region && !two.new_region);
     assert_eq!(one.region_id, two.region_id);
     assert!(two.offset >= one.offset + 5000 && two.offset.is_multiple_of(64));
     assert!(one.len >= 5000 && one.len <= 6250);
@@ -329,17 +328,34 @@ fn queues_share_chunks_and_reused_memory_is_zero() {
     let at = one.offset;
     allocator.free(one);
     let again = allocator.alloc(5000).unwrap();
-    assert_eq!((again.offset, again.new_region), (at, false));
+    assert_eq!(again.offset, at);
     let mut bytes = [1; 5000];
     again.region.read(again.offset, &mut bytes).unwrap();
     assert!(bytes.iter().all(|bytes| *bytes == 0));
 }
 
 #[test]
+fn a_client_gets_the_descriptor_of_a_region_once_whatever_was_refused_before() {
+    let mut allocator = QueueAllocator::new(PageSize::Normal, 64 << 20, 0);
+    // The request was refused after its queue had been allocated.
+    let refused = allocator.alloc(5000).unwrap();
+    allocator.free(refused);
+    let queues = [5000, 5000, 600].map(|len| allocator.alloc(len).unwrap());
+    let given = queues.each_ref().map(|queue| {
+        let (place, fd) = allocator.give(queue);
+        (place.fd, fd.is_some())
+    });
+    assert_eq!(given, [(1, true), (0, false), (0, false)]);
+    assert_eq!(queues[1].place().fd, 0);
+}
+
+#[test]
 fn a_large_queue_has_its_own_region_and_the_limit_holds() {
     let mut allocator = QueueAllocator::new(PageSize::Normal, 3 * CHUNK, 0);
     let big = allocator.alloc(2 * CHUNK + 1).unwrap();
-    assert!(big.dedicated && big.new_region);
+    assert!(big.dedicated);
+    let (place, fd) = allocator.give(&big);
+    assert!(fd.is_some() && place.fd == 1 && place.dedicated == 1);
     let mapped = allocator.mapped_bytes();
     assert!(matches!(allocator.alloc(CHUNK), Err(AllocError::Limit(_))));
     allocator.free(big);

@@ -81,10 +81,12 @@ pub fn parked_sends(attack: &mut Attack) -> Ended {
         let from = session.create_qp(pd, cq.cq, 4)?;
         let to = session.create_qp(pd, cq.cq, 4)?;
         session.connect(&listener, &from, &to)?;
-        let sges = [memory.first_half()];
+        parked.push((from, to));
+    }
+    let sges = [memory.first_half()];
+    for (from, _) in &parked {
         from.post(&SendWr::send(1, SendData::Sges(&sges)), 1);
         from.ring(&session);
-        parked.push((from, to));
     }
     while attack.begin_round() {
         // The worker is awake all the time.
