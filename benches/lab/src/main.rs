@@ -220,7 +220,7 @@ struct Run {
     #[arg(long, value_enum, value_delimiter = ',')]
     report: Vec<Format>,
     /// Folder of reports, captures and logs
-    #[arg(long, default_value = "siw-lab-run")]
+    #[arg(long, default_value = "target/siw-lab-run")]
     output: PathBuf,
 }
 
@@ -259,7 +259,7 @@ struct Mutants {
     #[arg(long)]
     json: bool,
     /// Folder of logs
-    #[arg(long, default_value = "siw-lab-mutants")]
+    #[arg(long, default_value = "target/siw-lab-mutants")]
     output: PathBuf,
 }
 
