@@ -108,7 +108,12 @@ fn compare_transfer(
         (Some(old), Some(new)) => Some(new / old),
         _ => None,
     };
-    let judged = gain_to_bound.unwrap_or(gain);
+    // Rounds are compared in the measure that is judged: on a faster machine each new rate may exceed
+    // each old one while the ratios have fallen.
+    let (judged, is_apart) = match (gain_to_bound, old.round_ratios(), new.round_ratios()) {
+        (Some(gain), Some(old), Some(new)) => (gain, is_apart(false, old, new)),
+        _ => (gain, is_apart(latency, old_spread, new_spread)),
+    };
     Some(TransferComparison {
         transfer: format!(
             "{} {}, depth {}, {} QP, MTU {}",
@@ -123,7 +128,7 @@ fn compare_transfer(
         new: new_spread.median,
         gain,
         gain_to_bound,
-        is_regression: judged < 1.0 - tolerance && is_apart(latency, old_spread, new_spread),
+        is_regression: judged < 1.0 - tolerance && is_apart,
     })
 }
 
@@ -250,6 +255,18 @@ mod tests {
         bound.path_gbps = half(bound.path_gbps);
         let comparison = Comparison::new(&old, &new, 0.05);
         assert!(!comparison.has_regression(), "{comparison}");
+    }
+
+    #[test]
+    fn a_ratio_that_fell_on_a_faster_machine_is_a_regression() {
+        let old = rounds(Mode::Bw, &[10.0, 11.0]);
+        let mut new = rounds(Mode::Bw, &[10.0, 11.0]);
+        for report in &mut new {
+            report.bound.path_gbps = report.bound.path_gbps.map(|gbps| 2.0 * gbps);
+        }
+        let comparison = Comparison::new(&old, &new, 0.05);
+        assert_eq!(comparison.transfers[0].gain_to_bound, Some(0.5));
+        assert!(comparison.has_regression(), "{comparison}");
     }
 
     #[test]

@@ -154,12 +154,14 @@ impl<'a> TransferRounds<'a> {
     /// The best rate divided by the best bound. Both vary over the rounds, and the best of the
     /// rounds' ratios would be that of the round whose bound was disturbed most.
     pub fn ratio_to_bound(&self) -> Option<f64> {
+        Some(self.round_ratios()?.max)
+    }
+
+    /// Spread of the rounds' rates divided by the best bound.
+    pub fn round_ratios(&self) -> Option<Spread> {
         let bound = |report: &PerfReport| report.ratio.and(report.bound.path_gbps);
         let best_bound = self.spread(bound)?.max;
-        let rate = self
-            .spread(|report| (report.mode == Mode::Bw).then_some(report.gbps))?
-            .max;
-        Some(rate / best_bound)
+        self.spread(|report| (report.mode == Mode::Bw).then_some(report.gbps / best_bound))
     }
 }
 

@@ -149,7 +149,7 @@
 //! requests behind it complete with WR_FLUSH_ERR. [`Context::get_async_event`] has the reason. Calls
 //! that take an object by value give it back when they fail ([`Failed`]): a [`ConnectionRequest`] can
 //! be accepted with other options. Those whose name begins with `close` end the object also when they
-//! fail.
+//! fail, and so does `tokio::AsyncCmChannel::new`.
 //!
 //! # Shut down
 //!
@@ -220,7 +220,8 @@
 //! # What is unsafe, and why
 //!
 //! No program without `unsafe` has undefined behaviour by calls of this crate, as long as the daemon
-//! at the socket is siwd. Every public function was reviewed against this:
+//! at the socket is siwd, with one exception: [`Pd::register`] in a process that uses AIO, io_uring,
+//! O_DIRECT or device files (below). Every public function was reviewed against this:
 //!
 //! | functions | why they are safe, or not |
 //! |---|---|
@@ -236,8 +237,10 @@
 //!
 //! A daemon is trusted as the kernel is: one that lies about its memory files can make this process
 //! fault. In a process that uses AIO, io_uring, O_DIRECT or device files, memory that was registered
-//! may stay shared with the daemon (see [`Pd::reg_memory`]); peers cannot access it, but an allocator
-//! that relies on MADV_DONTNEED for zeroes gets old content from it.
+//! may stay shared with the daemon (see [`Pd::reg_memory`]). Peers cannot access it, but an allocator
+//! that relies on MADV_DONTNEED for zeroes gets old content from it, and one that grows a block by
+//! mremap(2), as realloc(3) of glibc does from 128 KiB on, gets pages of other memory. In such a process
+//! use [`Pd::alloc_mr`], or neither shrink nor grow a buffer that was registered.
 #![warn(missing_docs, missing_debug_implementations)]
 #![deny(unsafe_code)]
 

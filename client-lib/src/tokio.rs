@@ -3,9 +3,12 @@
 //! [`AsyncCq`] awaits completions, [`connect`] and [`Listener::accept`] make connections,
 //! [`Connection::close`] ends them. Work requests are posted as always: [`Qp::post_send`] never waits.
 //!
-//! All futures may be dropped before they are done. Calls to the daemon that these functions need run
-//! on tokio's threads for blocking calls. Destructors do not wait for it; see [`crate::AppMr`] for the
-//! one that does.
+//! All futures may be dropped before they are done. No event or completion is lost then, but a call to
+//! the daemon that has begun goes on: it runs on one of tokio's threads for blocking calls. A dropped
+//! [`Incoming::accept`] may have accepted the request, and a dropped [`Connection::close`] disconnects;
+//! dropping the queue pair ends its connection. The end of the runtime waits for these calls, at most
+//! [`crate::CALL_TIMEOUT`]. Destructors do not wait for the daemon; see [`crate::AppMr`] for the one
+//! that does.
 
 use crate::context::ClientInner;
 use crate::{

@@ -16,8 +16,8 @@ use siw_tcp::{
 };
 
 use crate::config::{
-    CrcSetting, DeviceConfig, LinkSource, MacAddress, MarkersName, OutOfOrderName, PortMapPolicy,
-    RtrName, TerminateName, TsoPolicy, TxPayloadPolicy,
+    CrcSetting, DeviceConfig, LEAST_WINDOW, LinkSource, MacAddress, MarkersName, OutOfOrderName,
+    PortMapPolicy, RtrName, TerminateName, TsoPolicy, TxPayloadPolicy,
 };
 use crate::datapath::port::WorkerPortConfig;
 use crate::device_view::DeviceView;
@@ -46,6 +46,11 @@ const WINDOW: u32 = 1 << 20;
 /// A connection on a long path may grow its window to 32 MiB: 100 ms at 2.5 Gb/s.
 const WINDOW_DOUBLINGS: u8 = 5;
 const PAIR_WINDOW: u32 = 256 << 10;
+const _: () = assert!(WINDOW >= LEAST_WINDOW && PAIR_WINDOW >= LEAST_WINDOW);
+/// Least received buffers of a stack. The 188 that are not for IP fragments offer a window of
+/// [`LEAST_WINDOW`].
+const LEAST_HELD_BUFFERS: usize = 200;
+
 /// Segments that a connection of a pair may send at once after an idle period.
 const PAIR_INITIAL_WINDOW: u32 = 256;
 
@@ -582,8 +587,7 @@ impl OpenDevice {
             .iter()
             .map(|cidr| IpCidr::new(cidr.addr, cidr.prefix))
             .collect();
-        // Fragments are held in the same buffers.
-        let fragments = (keys.max_held_buffers / 16).min(512);
+        let (fragments, max_held_buffers) = keys.divide_held_buffers();
         let mut stack = StackConfig {
             gateway_v4: config.gateway.as_ref().map(|gateway| *gateway.get_ref()),
             gateway_v6: config.gateway6.as_ref().map(|gateway| *gateway.get_ref()),
@@ -602,7 +606,7 @@ impl OpenDevice {
             isn_key: keys.isn_key,
             hash_key: keys.hash_key,
             max_connections: keys.max_connections,
-            max_held_buffers: keys.max_held_buffers - fragments,
+            max_held_buffers,
             reassembly: ReassemblyConfig {
                 max_fragments: fragments,
                 ..ReassemblyConfig::default()
@@ -641,7 +645,7 @@ pub struct SharedStackConfig {
 impl SharedStackConfig {
     /// Generates secrets with the operating system's random numbers; right after boot, blocks until it
     /// has some. Three quarters of the `buffers` of the pool are shared by `stacks` stacks; the rest
-    /// is for the ports.
+    /// is for the ports. Each stack may hold at least enough for the longest FPDU.
     ///
     /// # Errors
     /// The operating system provides no random numbers.
@@ -654,8 +658,14 @@ impl SharedStackConfig {
             isn_key: random_key()?,
             hash_key: random_key()?,
             max_connections: connections,
-            max_held_buffers: (buffers as usize / 4 * 3 / stacks.max(1)).max(72),
+            max_held_buffers: (buffers as usize / 4 * 3 / stacks.max(1)).max(LEAST_HELD_BUFFERS),
         })
+    }
+
+    /// Returns how many buffers of a stack IP fragments may hold, and how many connections.
+    fn divide_held_buffers(&self) -> (usize, usize) {
+        let fragments = (self.max_held_buffers / 16).min(512);
+        (fragments, self.max_held_buffers - fragments)
     }
 }
 
@@ -675,6 +685,19 @@ fn random_key() -> std::io::Result<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_share_of_one_of_many_stacks_holds_an_fpdu() {
+        let shares = SharedStackConfig::generate_secrets(8, 1024, 64).expect("random numbers");
+        let (_, max_held_buffers) = shares.divide_held_buffers();
+        let addresses = vec!["10.0.0.1/24".parse().expect("an address")];
+        let config = StackConfig {
+            max_held_buffers,
+            ..StackConfig::new([2, 0, 0, 0, 0, 1], addresses)
+        };
+        let window = config.initial_receive_window();
+        assert!(window >= LEAST_WINDOW, "{window}");
+    }
 
     #[test]
     fn secrets_are_whole_and_drawn_anew_each_time() {

@@ -315,10 +315,27 @@ pub struct StackConfig {
     pub port_mapper: bool,
 }
 
+/// Bytes that a buffer holds on average, whatever the length of segments. From a quarter of the limit
+/// on, small segments share buffers, and two consecutive buffers hold more than one has room for, which
+/// is at least 1900 bytes.
+const BYTES_PER_BUFFER: usize = 1900 / 2 * 3 / 4;
+
+/// Returns the bytes that this number of buffers holds at least, whatever the length of segments.
+pub(crate) fn held_in(buffers: usize) -> u32 {
+    let held = buffers.saturating_mul(BYTES_PER_BUFFER);
+    u32::try_from(held).unwrap_or(u32::MAX)
+}
+
 impl StackConfig {
     /// Returns the maximum number of received buffers of a connection that is the only one.
     pub(crate) fn buffers_of_one(&self) -> usize {
         self.max_recv_buffers.min(self.max_held_buffers)
+    }
+
+    /// Returns the initial receive window of a connection in bytes: `recv_window`, as far as the buffers
+    /// that one connection may hold suffice for segments of any length.
+    pub fn initial_receive_window(&self) -> u32 {
+        self.recv_window.min(held_in(self.buffers_of_one()))
     }
 
     pub(crate) fn wants_ecn(&self) -> bool {

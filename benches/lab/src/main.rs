@@ -220,7 +220,7 @@ struct Run {
     #[arg(long, value_enum, value_delimiter = ',')]
     report: Vec<Format>,
     /// Folder of reports, captures and logs
-    #[arg(long, default_value = "siw-lab-run")]
+    #[arg(long, default_value = "target/siw-lab-run")]
     output: PathBuf,
 }
 
@@ -259,7 +259,7 @@ struct Mutants {
     #[arg(long)]
     json: bool,
     /// Folder of logs
-    #[arg(long, default_value = "siw-lab-mutants")]
+    #[arg(long, default_value = "target/siw-lab-mutants")]
     output: PathBuf,
 }
 
@@ -436,7 +436,9 @@ fn list(select: &Select, missing: bool, json: bool) -> Result<bool> {
         return Ok(true);
     }
     let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    let mut passive = 0;
     for case in cases.iter().filter(|c| select.takes(c)) {
+        passive += usize::from(!case.needs_agent());
         let instances = case.instances().len();
         let count = counts.entry(case.group()).or_default();
         *count = (count.0 + 1, count.1 + instances);
@@ -463,7 +465,11 @@ fn list(select: &Select, missing: bool, json: bool) -> Result<bool> {
     for (group, (cases, instances)) in counts {
         say!("{group}: {cases} cases, {instances} instances\n");
     }
-    say!("all: {} cases, {} instances\n", total.0, total.1);
+    say!(
+        "all: {} cases, {} instances; {passive} cases need no agent\n",
+        total.0,
+        total.1
+    );
     Ok(true)
 }
 

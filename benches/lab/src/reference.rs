@@ -115,6 +115,8 @@ pub enum Lie {
     MapperTakesCut,
     /// Answers nothing any more once a Terminate was due.
     Dies,
+    /// The same, until the second connection that comes after that.
+    Reboots,
 }
 
 impl Lie {
@@ -165,12 +167,19 @@ impl Reference {
         let syns = guard.station.listen(port);
         let server = shared.clone();
         let thread = std::thread::spawn(move || {
+            // Port of the first connection that a dead target did not answer.
+            let mut unanswered = None;
             while !server.stop.load(Ordering::Relaxed) {
                 let Ok(syn) = syns.recv_timeout(Duration::from_millis(50)) else {
                     continue;
                 };
                 if server.dead.load(Ordering::Relaxed) {
-                    continue;
+                    let port = syn.header.source_port;
+                    let first = *unanswered.get_or_insert(port);
+                    if first == port || !server.lies(Lie::Reboots) {
+                        continue;
+                    }
+                    server.dead.store(false, Ordering::Relaxed);
                 }
                 let server = server.clone();
                 std::thread::spawn(move || {
@@ -578,7 +587,7 @@ impl<'a> Peer<'a> {
     /// Sends a Terminate and ends the stream.
     fn terminate(&mut self, layer: u8, etype: u8, code: u8, offender: Option<&[u8]>) {
         self.done = !self.lies(Lie::GoesOn);
-        if self.lies(Lie::Dies) {
+        if self.lies(Lie::Dies) || self.lies(Lie::Reboots) {
             self.shared.dead.store(true, Ordering::Relaxed);
         }
         if self.lies(Lie::Silent) {

@@ -20,7 +20,7 @@ use crate::impair::{Direction, Profile};
 use crate::link::{Dress, Mac, Received, Station, mix};
 use crate::mapper::{MapperMessage, MapperPort, PORT, kind};
 use crate::stream::{Broken, Event, Opening, PING_SIZE, Phase, Region, Role, Stream};
-use crate::tcp::{Ending, Line, SegmentOptions, SynOptions, Tcp};
+use crate::tcp::{Ending, Line, NoAnswer, SegmentOptions, SynOptions, Tcp};
 use crate::wire::{
     AtomicRequest, AtomicResponse, CrcField, FpduOptions, MpaFrame, REPLY_KEY, REQUEST_KEY,
     ReadRequest, Segment, Terminate, opcode,
@@ -214,10 +214,13 @@ impl Target {
     }
 
     /// The conversation that must work before and after each case.
-    pub fn sane(&self, seed: u64) -> Result<(), String> {
+    pub fn sane(&self, seed: u64) -> Result<(), FailedConversation> {
         let (tcp, _running) = self
             .tcp(Role::Responder, self.port, seed, &SynOptions::default())
-            .map_err(|e| e.to_string())?;
+            .map_err(|error| FailedConversation {
+                reason: error.to_string(),
+                is_silent: error.is::<NoAnswer>(),
+            })?;
         // A hung conversation is repeated by the caller.
         let patience = (self.patience / 3).max(Duration::from_secs(1));
         let mut stream = Stream::new(tcp, Role::Responder, seed, patience);
@@ -225,8 +228,21 @@ impl Target {
             .open(&Opening::default())
             .and_then(|()| stream.lives())
             .and_then(|()| stream.close());
-        result.map_err(|broken| broken.text)
+        result.map_err(|broken| FailedConversation {
+            reason: broken.text,
+            is_silent: false,
+        })
     }
+}
+
+/// Failure of the conversation that must work before and after each case.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct FailedConversation {
+    pub reason: String,
+    /// Nothing answered. A program that ended leaves a target whose TCP answers with a RST; a target that
+    /// died does not.
+    pub is_silent: bool,
 }
 
 /// Octets on their way of a message that is sent in many segments.

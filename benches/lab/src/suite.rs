@@ -34,6 +34,15 @@ struct Suite<'a> {
     lost: Mutex<Option<String>>,
 }
 
+/// State from which a target returned to a conversation that works.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recovery {
+    /// It conversed at once, or its program was started again: rping ends at some errors.
+    NotNeeded,
+    /// It did not answer at all: it died, and was started again by other means than `--restart`.
+    FromSilence,
+}
+
 /// End of a run.
 pub struct Ran {
     /// Of the first instances, in their order; of all of them unless the run was stopped or the target
@@ -103,8 +112,9 @@ impl Suite<'_> {
             return Some((index, outcome));
         }
         let failing = self.failing.load(Ordering::Relaxed);
-        if let Err(reason) = self.sane(true)
-            && !self.restart(&reason)
+        let before = self.sane(true);
+        if let Err(reason) = &before
+            && !self.restart(reason)
         {
             let mut outcome = Outcome::of(case, params);
             if failing {
@@ -119,15 +129,28 @@ impl Suite<'_> {
             return Some((index, outcome));
         }
         let mut outcome = run(self.target, case, params);
-        if let Err(reason) = self.sane(false) {
-            let name = outcome.name();
-            outcome.worsen(
+        match self.sane(false) {
+            Ok(Recovery::NotNeeded) => {}
+            Ok(Recovery::FromSilence) => outcome.worsen(
                 Verdict::Dead,
-                format!("the target does not converse after the case: {reason}"),
-            );
-            if !self.restart(&format!("after {name} {reason}")) {
-                self.bury(case.group());
+                "the target did not answer after the case, and was started again".into(),
+            ),
+            Err(reason) => {
+                let name = outcome.name();
+                outcome.worsen(
+                    Verdict::Dead,
+                    format!("the target does not converse after the case: {reason}"),
+                );
+                if !self.restart(&format!("after {name} {reason}")) {
+                    self.bury(case.group());
+                }
             }
+        }
+        if !matches!(before, Ok(Recovery::NotNeeded)) {
+            outcome.worsen(
+                Verdict::Inconclusive,
+                "the target died before the case, and was started again".into(),
+            );
         }
         Some((index, outcome))
     }
@@ -151,10 +174,10 @@ impl Suite<'_> {
     }
 
     /// Holds a sane conversation, and repeats it while the target's program may be starting again.
-    fn sane(&self, recent_counts: bool) -> Result<(), String> {
+    fn sane(&self, recent_counts: bool) -> Result<Recovery, String> {
         let last = *self.sane_at.lock().unwrap_or_else(PoisonError::into_inner);
         if recent_counts && last.is_some_and(|at| at.elapsed() < FRESH) {
-            return Ok(());
+            return Ok(Recovery::NotNeeded);
         }
         // Time in which the target's program may be started again.
         self.converse(Instant::now() + self.target.patience * 3 / 2)
@@ -187,7 +210,8 @@ impl Suite<'_> {
         true
     }
 
-    fn converse(&self, deadline: Instant) -> Result<(), String> {
+    fn converse(&self, deadline: Instant) -> Result<Recovery, String> {
+        let mut recovery = Recovery::NotNeeded;
         loop {
             let number = self.conversations.fetch_add(1, Ordering::Relaxed);
             match self
@@ -198,15 +222,20 @@ impl Suite<'_> {
                     *self.sane_at.lock().unwrap_or_else(PoisonError::into_inner) =
                         Some(Instant::now());
                     self.failing.store(false, Ordering::Relaxed);
-                    return Ok(());
+                    return Ok(recovery);
                 }
-                Err(reason)
+                Err(failed)
                     if Instant::now() > deadline || self.stopped.load(Ordering::Relaxed) =>
                 {
                     self.failing.store(true, Ordering::Relaxed);
-                    return Err(reason);
+                    return Err(failed.reason);
                 }
-                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                Err(failed) => {
+                    if failed.is_silent {
+                        recovery = Recovery::FromSilence;
+                    }
+                    std::thread::sleep(Duration::from_millis(100));
+                }
             }
         }
     }

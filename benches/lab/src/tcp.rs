@@ -116,6 +116,11 @@ pub enum Ending {
     Reset,
 }
 
+/// A peer that did not answer a SYN, not even with a RST.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} does not answer a SYN")]
+pub struct NoAnswer(SocketAddr);
+
 pub struct Tcp {
     station: Arc<Station>,
     peer: SocketAddr,
@@ -213,7 +218,7 @@ impl Tcp {
         let mss = options.mss.unwrap_or(largest_segment(peer));
         loop {
             if Instant::now() >= deadline {
-                bail!("{peer} does not answer a SYN");
+                return Err(NoAnswer(peer).into());
             }
             tcp.send_syn(mss, options, false);
             let again = (Instant::now() + tcp.retransmit).min(deadline);

@@ -205,6 +205,21 @@ fn missing_cases_are_missing() {
     }
 }
 
+#[test]
+fn the_readme_counts_the_cases() {
+    let cases = built_in().unwrap();
+    let missing = siw_lab::catalogue::missing().unwrap().len();
+    let passive = cases.iter().filter(|case| !case.needs_agent()).count();
+    let wanted = format!(
+        "{} case files of {} in the catalogue, {passive} of them in passive mode",
+        cases.len(),
+        cases.len() + missing
+    );
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let text = std::fs::read_to_string(readme).unwrap();
+    assert!(text.contains(&wanted), "benches/lab/README.md: {wanted}");
+}
+
 /// The file says what a run without news would: `siw-lab conformance` writes it from such a run.
 #[test]
 fn conformance_of_siwd_is_current() {

@@ -13,12 +13,12 @@ use siw_lab::suite::{Instance, run_all};
 use siw_lab::via::{PORT, addresses};
 
 fn judge(lie: Option<Lie>, select: impl Fn(&Case) -> bool) -> Vec<Outcome> {
-    judge_known(lie, false, select)
+    judge_changed(lie, |_| {}, select)
 }
 
-fn judge_known(
+fn judge_changed(
     lie: Option<Lie>,
-    swapped_terminates: bool,
+    change: impl FnOnce(&mut Target),
     select: impl Fn(&Case) -> bool,
 ) -> Vec<Outcome> {
     let (ours, theirs) = memory_link();
@@ -27,10 +27,8 @@ fn judge_known(
     let reference = Reference::start(theirs, its, PORT, lie);
     let mac = station.station.resolve(its, Duration::from_secs(10));
     let clients = reference.clients(lab);
-    let target = Target {
-        swapped_terminates,
-        ..Target::new(station.station.clone(), its, mac.unwrap(), PORT, clients)
-    };
+    let mut target = Target::new(station.station.clone(), its, mac.unwrap(), PORT, clients);
+    change(&mut target);
     let cases = built_in().unwrap();
     let chosen = cases.iter().filter(|case| select(case));
     let instances: Vec<_> = chosen
@@ -122,10 +120,10 @@ fn each_lie_turns_its_case_red() {
         (MapperTakesCut, "PMP-05"),
     ];
     let all = Lie::value_variants();
-    // Dies is for the end of a run (tests/records.rs).
+    // These are about the life of the target: tests/records.rs, and below.
     let untested: Vec<_> = all
         .iter()
-        .filter(|lie| **lie != Dies && lies.iter().all(|l| l.0 != **lie))
+        .filter(|lie| ![Dies, Reboots].contains(lie) && lies.iter().all(|l| l.0 != **lie))
         .collect();
     assert!(untested.is_empty(), "{untested:?}");
     for outcome in judge(None, |case| lies.iter().any(|lie| lie.1 == case.id)) {
@@ -154,7 +152,8 @@ fn each_lie_turns_its_case_red() {
 #[test]
 fn a_known_swap_fails_in_one_case() {
     let cases = |case: &Case| ["TRM-01", "TAG-10", "OPS-02"].contains(&case.id.as_str());
-    let outcomes = judge_known(Some(Lie::SwappedTerminate), true, cases);
+    let known = |target: &mut Target| target.swapped_terminates = true;
+    let outcomes = judge_changed(Some(Lie::SwappedTerminate), known, cases);
     for outcome in outcomes {
         let expected = if outcome.case == "TRM-01" {
             Verdict::Fail
@@ -169,4 +168,15 @@ fn a_known_swap_fails_in_one_case() {
             outcome.reason
         );
     }
+}
+
+/// A loop on the target's side, or a supervisor of services, starts it again.
+#[test]
+fn a_target_that_dies_and_is_started_again_does_not_pass() {
+    let impatient = |target: &mut Target| target.patience = Duration::from_secs(1);
+    let outcomes = judge_changed(Some(Lie::Reboots), impatient, |case| case.id == "TAG-20");
+    let [outcome] = &outcomes[..] else {
+        panic!("{} outcomes", outcomes.len());
+    };
+    assert_eq!(outcome.verdict, Verdict::Dead, "{}", outcome.reason);
 }

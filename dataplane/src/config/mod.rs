@@ -30,6 +30,7 @@ pub use process::{
     check_socket_path,
 };
 pub use schema::configuration_schema;
+pub(crate) use tcp::LEAST_WINDOW;
 pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
 pub use values::{
     ByteSize, Cidr, DeviceName, FileMode, InterfaceName, MacAddress, PciAddress, PortRange,

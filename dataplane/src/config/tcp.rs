@@ -41,8 +41,9 @@ pub struct TcpSettings {
     /// section 2.1).
     #[schemars(with = "u32")]
     pub rto_initial_ms: Spanned<u32>,
-    /// Receive window of one connection. Absent: 1 MiB, and 256 KiB on a pair, where the round-trip
-    /// time is short and a larger window only overflows the processor's cache.
+    /// Receive window of one connection, at least 128 KiB: an FPDU of any length has to fit. Absent:
+    /// 1 MiB, and 256 KiB on a pair, where the round-trip time is short and a larger window only
+    /// overflows the processor's cache.
     #[schemars(with = "Option<ByteSize>")]
     pub receive_window: Option<Spanned<ByteSize>>,
     /// Segments that a new connection may send at once (RFC 6928). Absent: 10, and 256 on a pair.
@@ -181,6 +182,11 @@ fn check_range<T: Copy + Into<u64>>(
     Err((value.span(), why))
 }
 
+/// Shortest receive window in bytes. A peer may send an FPDU of 66,060 octets (RFC 5044 sections 4.1 and
+/// 4.3: 65,535 of ULPDU, length, pad, CRC and Markers), which is consumed as a whole. TCP opens the window
+/// by segments (RFC 9293 section 3.8.6.2.2), so that the FPDU has to fit beside one.
+pub(crate) const LEAST_WINDOW: u32 = 128 << 10;
+
 impl TcpSettings {
     pub(super) fn check_ranges(&self) -> Result<(), InvalidSetting> {
         check_range("rto_min_ms", &self.rto_min_ms, 1..=60_000)?;
@@ -202,10 +208,10 @@ impl TcpSettings {
             check_range("initial_window", segments, 1..=65_535)?;
         }
         if let Some(window_size) = &self.receive_window
-            && !(4096..=1 << 30).contains(&window_size.get_ref().0)
+            && !(u64::from(LEAST_WINDOW)..=1 << 30).contains(&window_size.get_ref().0)
         {
             let why = format!(
-                "receive_window {}: \"4 KiB\" to \"1 GiB\" are allowed",
+                "receive_window {}: \"128 KiB\" to \"1 GiB\" are allowed; the window has to hold an FPDU",
                 window_size.get_ref().0
             );
             return Err((window_size.span(), why));
@@ -319,7 +325,7 @@ mod tests {
     fn every_setting_reaches_the_stack() {
         let c = stack(
             "congestion = \"newreno\"\necn = true\ntimestamps = false\nsack = false\n\
-             rto_min_ms = 200\nrto_initial_ms = 3000\nreceive_window = \"64 KiB\"\n\
+             rto_min_ms = 200\nrto_initial_ms = 3000\nreceive_window = \"128 KiB\"\n\
              initial_window = 4\ndelayed_ack_us = 40000\nuser_timeout_s = 30\n\
              orphan_timeout_s = 40\n\
              keepalive_s = 60\nkeepalive_interval_s = 7\nkeepalive_probes = 9\n\
@@ -329,7 +335,7 @@ mod tests {
         assert!(c.ecn && !c.timestamps && !c.sack && !c.syn_cookies);
         let s = Duration::from_secs;
         assert_eq!((c.rto_min, c.rto_initial), (s(1) / 5, s(3)));
-        assert_eq!((c.recv_window, c.recv_window_doublings), (65_536, 0));
+        assert_eq!((c.recv_window, c.recv_window_doublings), (131_072, 0));
         assert_eq!(c.initial_window, 4);
         assert_eq!((c.delayed_ack, c.user_timeout), (s(1) / 25, s(30)));
         assert_eq!(c.orphan_timeout, s(40));
@@ -374,8 +380,11 @@ mod tests {
             ("rto_min_ms = 60001", "1 to 60000"),
             ("delayed_ack_us = 500000", "0 to 499999"),
             ("answer_wait_us = 1000", "0 to 999"),
-            ("receive_window = \"1 KiB\"", "\"4 KiB\" to \"1 GiB\""),
-            ("receive_window = \"2 GiB\"", "\"4 KiB\" to \"1 GiB\""),
+            (
+                "receive_window = \"127 KiB\"",
+                "\"128 KiB\" to \"1 GiB\" are allowed; the window has to hold an FPDU",
+            ),
+            ("receive_window = \"2 GiB\"", "\"128 KiB\" to \"1 GiB\""),
             ("keepalive_s = 0", "keepalive_s 0: 1 to"),
             ("keepalive_probes = 0", "1 to 255"),
             ("user_timeout_s = 0", "1 to 86400"),

@@ -10,8 +10,9 @@
 //!                                                    |
 //!  tx_burst <- PortSink <- Stack::flush/poll <- push_records <- QueuePair::next_records
 //! ```
-//! `Worker::run_batch` is one batch. It reads the clock once, scans nothing, and allocates nothing in
-//! steady state. Each part owns its fields:
+//! `Worker::run_batch` is one batch. It reads the clock once and allocates nothing in steady state. It
+//! looks at every port and at a bounded number of polled send queues and parked queue pairs, but at no
+//! idle connection. Each part owns its fields:
 //!
 //! | part | file | owns |
 //! |---|---|---|

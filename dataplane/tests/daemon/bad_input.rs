@@ -40,6 +40,17 @@ fn only_the_embedded_pair_loses_frames_on_purpose() {
     assert!(e.contains("tc-netem(8)"), "{e}");
 }
 
+/// A shorter one would hold an FPDU back for ever.
+#[test]
+fn a_receive_window_without_room_for_an_fpdu_is_refused() {
+    let config = format!("{LOOPBACK}[device.tcp]\nreceive_window = \"8 KiB\"\n");
+    let e = refused(&config, &["--check"]);
+    assert!(
+        e.contains("receive_window 8192: \"128 KiB\" to \"1 GiB\"") && e.contains("FPDU"),
+        "{e}"
+    );
+}
+
 #[test]
 fn a_missing_configuration_is_named() {
     let out = std::process::Command::new(env!("CARGO_BIN_EXE_siwd"))

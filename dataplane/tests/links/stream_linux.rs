@@ -280,7 +280,7 @@ fn linux_waits_while_our_window_is_shut_and_loses_nothing() {
     let (ns, bytes) = (network(1500), 8 * MIB);
     let e = Endpoint::start(
         &ns,
-        &format!("--listen check:2000 --bytes {bytes} --window 64KiB --pause 1000"),
+        &format!("--listen check:2000 --bytes {bytes} --window 128KiB --pause 1000"),
     );
     // The pause begins with the connection.
     let begin = std::time::Instant::now();

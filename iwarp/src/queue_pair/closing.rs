@@ -29,6 +29,10 @@ impl QueuePair {
     /// bytes before it. `leftover`: bytes of an incomplete FPDU that remain in the stream. The peer's
     /// requests are answered before the stream is closed (RFC 5041 section 6.2.1).
     pub fn on_peer_fin<E: QpEnv>(&mut self, env: &mut E, leftover: usize) {
+        if self.holds_terminate() {
+            // The FPDU that it waits for does not come any more.
+            self.terminate = None;
+        }
         if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) || mutant!(PeerFinIgnored) {
             return;
         }
@@ -116,7 +120,8 @@ impl QueuePair {
         self.requester.set_peer_lost();
     }
 
-    /// Sends a Terminate with a code chosen by the local user, then closes.
+    /// Sends a Terminate with a code chosen by the local user, then closes. A responder that
+    /// [awaits the first FPDU](Self::is_awaiting_first_fpdu) does so when it has arrived.
     pub fn send_terminate(&mut self, code: TerminateCode) {
         if self.state == RdmapState::Rts {
             self.queue_terminate(code, None);
@@ -206,6 +211,13 @@ impl QueuePair {
             self.requester.on_terminate(&terminate);
             self.complete_ready(env);
         }
+    }
+
+    /// Returns whether a Terminate waits for the initiator's first FPDU, before which a responder sends
+    /// none (RFC 5044 section 7.1.2).
+    #[inline]
+    pub(super) fn holds_terminate(&self) -> bool {
+        self.state == RdmapState::Terminate && !self.may_send && self.has_unsent_terminate()
     }
 
     fn queue_terminate(&mut self, code: TerminateCode, offender: Option<&OffendingSegment>) {

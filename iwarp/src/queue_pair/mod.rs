@@ -79,7 +79,8 @@ pub struct QueuePair {
     /// FPDUs carry a CRC.
     crc: bool,
     stream_open: bool,
-    /// A responder sends nothing until it has received an FPDU (RFC 5044 section 7.1.2).
+    /// A responder sends nothing, not even a Terminate, until it has received an FPDU (RFC 5044 section
+    /// 7.1.2).
     may_send: bool,
     /// The message `rtr` has yet to be sent.
     is_rtr_pending: bool,
@@ -301,7 +302,7 @@ impl QueuePair {
     /// requests in the ring.
     pub fn has_output(&self) -> bool {
         match self.state {
-            RdmapState::Terminate => self.has_unsent_terminate(),
+            RdmapState::Terminate => self.may_send && self.has_unsent_terminate(),
             RdmapState::Closing => self.has_unfinished_message(),
             RdmapState::Rts => {
                 self.may_send

@@ -215,7 +215,7 @@ impl QueuePair {
 
     fn next_terminate(&mut self, room: usize) -> Option<OutgoingFpdu> {
         let terminate = self.terminate.as_mut()?;
-        if terminate.is_queued {
+        if terminate.is_queued || !self.may_send {
             return None;
         }
         let ulpdu_len = (UNTAGGED_HDR_LEN + terminate.payload.as_bytes().len()) as u16;

@@ -1,5 +1,6 @@
 //! Atomics (RFC 7306 section 5), at octet level and between two queue pairs.
 use crate::common::*;
+use siw_iwarp::rdmap::ReadRequestHeader;
 use siw_iwarp::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader, AtomicResponseHeader};
 use siw_iwarp::*;
 use siw_memory::Stag;
@@ -299,7 +300,8 @@ fn c88_masked_add_carries_within_its_fields() {
     assert_eq!(word(&mem), 0);
 }
 
-/// Conformance 89: Read, atomic, Read: each Read sees the word at its position in the sequence.
+/// Conformance 89: Read, atomic, Read: each Read sees the word at its position in the sequence, as each
+/// response is sent before the next request has its turn.
 #[test]
 fn c89_reads_and_atomics_run_in_request_order() {
     let (mut initiator, mut responder) = pair();
@@ -336,6 +338,30 @@ fn c89_reads_and_atomics_run_in_request_order() {
     assert_eq!(contents(&initiator_mem, 32), want);
     assert_eq!(word(&responder_mem), 20);
     assert_eq!(initiator.env.statuses().len(), 4);
+}
+
+/// PROTOCOL.md section 5.1: TCP has the record of the response, and its payload is copied later.
+#[test]
+fn a_read_response_that_is_sent_late_shows_a_later_atomic() {
+    let (mut responder, key, mem) = new_responder(5);
+    let read = ReadRequestHeader {
+        sink_stag: 1,
+        sink_to: 0,
+        size: 8,
+        src_stag: key.0,
+        src_to: VA,
+    };
+    responder.give(&read_request(1, &read));
+    responder.give(&atomic(2, &request(key, VA, AtomicArgs::fetch_add(1))));
+    let room = usize::MAX;
+    let first = responder.qp.next_record(&mut responder.env, room);
+    let second = responder.qp.next_record(&mut responder.env, room);
+    assert!(second.is_some());
+    assert_eq!(word(&mem), 6, "executed in its turn");
+    let mut frame = Frame::default();
+    let record = first.expect("the response of the Read").record;
+    responder.build_fpdu(&record, &mut frame).expect("built");
+    assert_eq!(ulpdu(&frame.bytes)[14..], 6u64.to_ne_bytes());
 }
 
 /// A key that is removed between the request and its turn.

@@ -3,7 +3,9 @@
 
 use crate::common::*;
 use siw_iwarp::RdmapState;
-use siw_shm::{Opcode, SendData, WcStatus};
+use siw_memory::Stag;
+use siw_shm::{Opcode, SendData, SharedMemory, WcStatus};
+use std::sync::Arc;
 
 #[test]
 fn a_send_without_a_receive_waits_and_what_follows_it_too() {
@@ -82,6 +84,53 @@ fn responses_pass_a_send_that_waits() {
     reader.give(&bytes);
     assert_eq!(reader.env.recv_statuses().len(), 3);
     assert_eq!(reader.qp.state(), RdmapState::Rts);
+}
+
+/// A reader of `len` bytes whose peer's Send waits; also its sink and its memory.
+fn waiting_reader(len: usize) -> (End, Stag, Arc<SharedMemory>) {
+    let mut reader = End::new(negotiated(true));
+    reader.qp.set_receive_wait(1000);
+    let (sink, memory) = reader.env.mr(0, 4096, REMOTE);
+    let part = [sge(100, len, sink)];
+    let read = remote(Opcode::Read, 11, &part, 0, Stag(0x33));
+    reader.env.post(&read);
+    reader.pull_all();
+    reader.ack_all();
+    reader.give(&send(1, 0, true, b"hello"));
+    assert!(reader.qp.awaits_receive());
+    (reader, sink, memory)
+}
+
+#[test]
+fn a_read_completes_after_the_writes_before_its_response() {
+    let (mut reader, sink, memory) = waiting_reader(4);
+    let mut behind = write(sink.0, 2000, b"flag");
+    behind.extend(write(sink.0, 0, b""));
+    behind.extend(read_response(true, sink.0, 100, b"data"));
+    reader.give(&behind);
+    assert_eq!(reader.env.statuses(), [(11, WcStatus::SUCCESS)]);
+    assert_eq!(contents(&memory, 2004)[2000..], *b"flag");
+    // The Write is not placed again in its turn: its target belongs to the consumer by then.
+    memory.write(2000, b"used").expect("in range");
+    reader.env.post_recv(1, &[sge(0, 5, sink)]);
+    reader.give(&write(sink.0, 3000, b"next"));
+    assert_eq!(reader.env.recv_statuses(), [(1, WcStatus::SUCCESS)]);
+    assert_eq!(contents(&memory, 2004)[2000..], *b"used");
+    assert_eq!(contents(&memory, 3004)[3000..], *b"next");
+    assert_eq!(reader.qp.state(), RdmapState::Rts);
+}
+
+#[test]
+fn a_read_waits_behind_a_write_that_is_refused() {
+    let (mut reader, sink, _) = waiting_reader(4);
+    let mut behind = write(sink.0, 5000, b"outside");
+    behind.extend(read_response(true, sink.0, 100, b"data"));
+    reader.give(&behind);
+    assert_eq!(reader.env.statuses(), []);
+    assert_eq!(reader.qp.state(), RdmapState::Rts, "in its turn");
+    reader.env.post_recv(1, &[sge(0, 5, sink)]);
+    reader.give(&[]);
+    reader.expect_terminate("1/1/01");
 }
 
 #[test]

@@ -154,6 +154,29 @@ fn terminate_without_headers_fails_the_oldest_request() {
     }
 }
 
+/// TCP has acknowledged the first Write, whose payload the port still references.
+#[test]
+fn terminate_without_headers_passes_over_a_finished_request() {
+    let mut initiator = End::new(negotiated(true));
+    initiator.send_by_reference();
+    initiator.env.held = true;
+    let (key, _) = initiator.env.mr(VA, LEN, REMOTE);
+    let sges = [sge(VA, 16, key)];
+    for number in [1, 2] {
+        let write = remote(Opcode::Write, number, &sges, 0x100, Stag(0x11));
+        initiator.env.post(&write);
+    }
+    initiator.pull().expect("the first Write");
+    initiator.ack_all();
+    initiator.pull().expect("the second Write");
+    initiator.give(&term(&[0x20, 2, 0, 0]));
+    initiator
+        .qp
+        .on_tcp_closed(&mut initiator.env, CloseReason::Closed);
+    let want = [(1, WcStatus::SUCCESS), (2, WcStatus::GENERAL_ERR)];
+    assert_eq!(initiator.env.statuses(), want);
+}
+
 #[test]
 fn c78_malformed_terminate_is_a_local_error() {
     for fpdu in [

@@ -17,6 +17,32 @@ fn c27_bad_crc_is_2_0_02_and_places_nothing() {
     assert!(terminate.ddp.is_none() && terminate.read.is_none());
 }
 
+/// RFC 5044 section 7.1.2: a responder sends no FPDU before it has received one.
+#[test]
+fn a_terminate_of_a_responder_waits_for_the_first_fpdu() {
+    let TestedResponder { mut end, key, mem } = new_responder();
+    end.qp.send_terminate(TerminateCode::LOCAL_CATASTROPHIC);
+    assert!(!end.qp.has_output() && end.pull().is_none());
+    assert_eq!(end.qp.requested_close(), None);
+    let first = write(key, VA, &[1; 64]);
+    end.give(&first[..40]);
+    assert!(end.pull().is_none(), "it is not whole");
+    let progress = end.give(&first[40..]);
+    assert!(progress.first_fpdu && progress.has_output);
+    end.expect_terminate("0/0/00");
+    assert_eq!(contents(&mem, LEN), vec![0; LEN], "nothing placed");
+    assert_eq!(end.rx.available(), 0);
+}
+
+#[test]
+fn a_terminate_that_waits_is_dropped_when_the_initiator_closes() {
+    let TestedResponder { mut end, .. } = new_responder();
+    end.qp.send_terminate(TerminateCode::LOCAL_CATASTROPHIC);
+    end.qp.on_peer_fin(&mut end.env, 0);
+    assert!(end.pull().is_none());
+    assert_eq!(end.qp.requested_close(), Some(CloseKind::Graceful));
+}
+
 #[test]
 fn c30_ulpdu_shorter_than_its_header_is_2_0_03() {
     for ulpdu_octets in [

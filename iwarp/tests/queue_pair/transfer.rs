@@ -386,6 +386,19 @@ fn each_kind_of_rtr_opens_the_stream() {
     }
 }
 
+/// RFC 6581 section 9.2: only the first FPDU is the ready-to-receive message.
+#[test]
+fn an_empty_send_behind_the_first_fpdu_takes_a_receive() {
+    let mut responder = End::new(NegotiatedParameters {
+        rtr: Some(RtrKind::Send),
+        ..negotiated(false)
+    });
+    responder.env.post_recv(5, &[]);
+    responder.give(&write(1, 0, &[]));
+    responder.give(&send(1, 0, true, &[]));
+    assert_eq!(responder.env.recv_statuses(), [(5, WcStatus::SUCCESS)]);
+}
+
 /// Conformance 34, 35: the stream may be cut anywhere.
 #[test]
 fn c34_c35_fpdus_are_taken_from_any_cut_of_the_stream() {

@@ -13,7 +13,7 @@ use crate::base::siphash::Key;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
-use crate::config::{IpCidr, LearnedRoutes, StackConfig};
+use crate::config::{IpCidr, LearnedRoutes, StackConfig, held_in};
 use crate::congestion::window::initial_window;
 use crate::connection::closing_list::ClosingLists;
 use crate::connection::listeners::Listeners;
@@ -33,11 +33,6 @@ use crate::wire::segment::{RST, Segment};
 
 /// A connection with fewer buffers than this may exceed the common limit by some.
 const FEW: usize = 16;
-
-/// Bytes that a buffer holds on average, whatever the length of segments. Beyond
-/// [`SharedState::shares_buffers`], a quarter of the limit, two consecutive buffers hold more than
-/// one has room for, which is at least 1900 bytes.
-const BYTES_PER_BUFFER: usize = 1900 / 2 * 3 / 4;
 
 /// An ACK of DCTCP for the segments before a change of the mark, which leaves before any later ACK
 /// of its connection.
@@ -109,14 +104,10 @@ const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
 /// either promises. Beyond the initial window, a connection offers only what the buffers that are free
 /// in common hold.
 fn window_bounds(config: &StackConfig) -> (u32, u32) {
-    let held_in = |buffers: usize| {
-        let held = buffers.saturating_mul(BYTES_PER_BUFFER);
-        u32::try_from(held).unwrap_or(u32::MAX)
-    };
     let doublings = u32::from(config.recv_window_doublings.min(30));
     let largest = (u64::from(config.recv_window) << doublings).min(1 << 30);
     (
-        config.recv_window.min(held_in(config.buffers_of_one())),
+        config.initial_receive_window(),
         (largest as u32).min(held_in(config.max_recv_buffers)),
     )
 }

@@ -13,7 +13,8 @@ use crate::wire::segment::{ACK, ECE};
 use crate::wire::template::SegmentFields;
 
 impl<B: RecvBuf> Receiver<B> {
-    /// Sends a segment without payload: a pure ACK or a probe.
+    /// Sends a segment without payload: a pure ACK or a probe, with the SACK blocks after the first
+    /// `skip_blocks`. Returns the number of recently changed ranges that it and those before report.
     pub(crate) fn emit_without_payload<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -22,11 +23,11 @@ impl<B: RecvBuf> Receiver<B> {
         seq: SeqNr,
         skip_blocks: usize,
         sink: &mut impl FrameSink<R>,
-    ) -> Result<(), SinkFull> {
+    ) -> Result<usize, SinkFull> {
         let (window, edge) = self.receive_window(tcb, cx);
         let ts = path.timestamps(tcb, cx.now);
         let mut options = [1u8; 36];
-        let mut n = 0;
+        let (mut n, mut reported) = (0, skip_blocks);
         if tcb.has(ConnectionFlags::SACK)
             && let Some(queue) = self.out_of_order.as_ref().filter(|queue| !queue.is_idle())
         {
@@ -37,6 +38,7 @@ impl<B: RecvBuf> Receiver<B> {
             let which = (skip_blocks == 0, skip_blocks);
             let filled = queue.fill_blocks(which, tcb.rcv_nxt, &mut blocks[..max]);
             let used = filled.count;
+            reported = filled.reported;
             // A FIN that was received out of order is part of its block.
             for block in &mut blocks[filled.dsacks..used] {
                 block.1 += u32::from(tcb.has(ConnectionFlags::FIN_SEEN) && block.1 == self.fin_at);
@@ -68,7 +70,7 @@ impl<B: RecvBuf> Receiver<B> {
         };
         path.send_bare_segment(tcb, cx, &fields, sink)?;
         tcb.on_ack_sent(edge);
-        Ok(())
+        Ok(reported)
     }
 
     /// Sends the ACK that is due, and further ones if there is more to report.
@@ -82,19 +84,15 @@ impl<B: RecvBuf> Receiver<B> {
     ) -> Result<(), SinkFull> {
         let seq = tcb.bare_seq();
         let again = tcb.last_ack_sent == tcb.rcv_nxt;
-        let has_dsack = self
-            .out_of_order
-            .as_ref()
-            .is_some_and(|queue| queue.dsack_block().is_some());
-        self.emit_ack(tcb, path, cx, seq, 0, sink)?;
+        let reported = self.emit_ack(tcb, path, cx, seq, 0, sink)?;
         tcb.flags &= !ConnectionFlags::NEED_ACK;
         if self.out_of_order.is_none() {
             return Ok(());
         }
-        self.send_further_acks(tcb, path, cx, seq, (again, has_dsack), sink)
+        self.send_further_acks(tcb, path, cx, seq, (again, reported), sink)
     }
 
-    /// Sends an ACK with the SACK blocks after the first `skip_blocks`.
+    /// Sends a pure ACK; see [`emit_without_payload`](Self::emit_without_payload).
     #[inline]
     fn emit_ack<R>(
         &mut self,
@@ -104,14 +102,15 @@ impl<B: RecvBuf> Receiver<B> {
         seq: SeqNr,
         skip_blocks: usize,
         sink: &mut impl FrameSink<R>,
-    ) -> Result<(), SinkFull> {
-        self.emit_without_payload(tcb, path, cx, seq, skip_blocks, sink)?;
+    ) -> Result<usize, SinkFull> {
+        let reported = self.emit_without_payload(tcb, path, cx, seq, skip_blocks, sink)?;
         cx.shared.stats.pure_acks_out += 1;
-        Ok(())
+        Ok(reported)
     }
 
     /// Sends the ACKs after the first, which report further blocks and duplicates. `again`: the
-    /// first ACK acknowledged nothing new; `has_dsack`: it had a D-SACK block.
+    /// first ACK acknowledged nothing new; `reported`: number of recently changed ranges that it
+    /// reported.
     #[cold]
     fn send_further_acks<R>(
         &mut self,
@@ -119,25 +118,21 @@ impl<B: RecvBuf> Receiver<B> {
         path: &PathState,
         cx: &mut TcpContext<'_>,
         seq: SeqNr,
-        (again, has_dsack): (bool, bool),
+        (again, mut reported): (bool, usize),
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
         self.send_further_dsacks(tcb, path, cx, seq, sink)?;
         // One batch of received segments can open more holes than one ACK can report; data beyond
         // an unreported hole would look lost to the peer.
-        let blocks_per_ack = if tcb.has(ConnectionFlags::TIMESTAMPS) {
-            3
-        } else {
-            4
-        };
-        let more = self
+        let unreported = self
             .out_of_order
             .as_ref()
             .map_or(0, |queue| queue.unreported_count());
         if tcb.has(ConnectionFlags::SACK) {
-            let first = blocks_per_ack - usize::from(has_dsack);
-            for skip in (first..more).step_by(blocks_per_ack) {
-                self.emit_ack(tcb, path, cx, seq, skip, sink)?;
+            while reported < unreported {
+                let next = self.emit_ack(tcb, path, cx, seq, reported, sink)?;
+                // Progress even if the ACK has no block.
+                reported = next.max(reported + 1);
             }
         } else {
             // Without SACK the peer counts duplicate ACKs, one for each segment that it sent; three

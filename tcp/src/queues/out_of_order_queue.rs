@@ -316,7 +316,7 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         next: SeqNr,
         blocks: &mut [Block],
     ) -> FilledBlocks {
-        let (mut count, mut dsacks) = (0, 0);
+        let (mut count, mut dsacks, mut reported) = (0, 0, skip);
         if let Some(dsack) = self.dsack_block().filter(|_| with_dsack) {
             blocks[0] = dsack;
             (count, dsacks) = (1, 1);
@@ -330,6 +330,7 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
             if count == blocks.len() {
                 break;
             }
+            reported += 1;
             let index = self.ranges.partition_point(|range| range.1.le(seq));
             if let Some(&range) = self.ranges.get(index)
                 && range.0.le(seq)
@@ -340,7 +341,11 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
                 count += 1;
             }
         }
-        FilledBlocks { count, dsacks }
+        FilledBlocks {
+            count,
+            dsacks,
+            reported,
+        }
     }
 
     /// Returns the number of ranges that changed since the last `mark_reported`.
@@ -361,11 +366,14 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
     }
 }
 
-/// The result of [`OutOfOrderQueue::fill_blocks`]: the number of blocks, and the number of D-SACK
-/// blocks at the beginning.
+/// The result of [`OutOfOrderQueue::fill_blocks`].
 pub(crate) struct FilledBlocks {
+    /// Number of blocks.
     pub count: usize,
+    /// Number of D-SACK blocks at the beginning.
     pub dsacks: usize,
+    /// Number of recently changed ranges that need no further ACK, those skipped included.
+    pub reported: usize,
 }
 
 #[cfg(test)]

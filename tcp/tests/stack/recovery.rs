@@ -1,10 +1,11 @@
 //! Detection and repair of losses, and the response to needless retransmissions.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::common::wire::{ACK, FIN, Lab, Seg, pattern};
 use siw_tcp::sim::{Impairment, host_config};
-use siw_tcp::{ConnId, Instant, Retransmissions, StackConfig};
+use siw_tcp::{ConnId, FrameInfo, Instant, Retransmissions, RxChecksum, StackConfig};
 
 const MSS: usize = 1448;
 
@@ -251,6 +252,44 @@ fn a_needless_probe_seen_by_d_sack_costs_nothing() {
         (MSS as u32, block.2),
         "the last segment, below the cumulative ACK (RFC 2883 section 4)"
     );
+}
+
+/// RFC 2883 section 4: the first ACK of a batch has the D-SACK block, the range around it, and one more
+/// range; further ACKs have the others.
+#[test]
+fn acks_with_a_d_sack_block_report_every_range() {
+    let mut lab = Lab::new();
+    let (_, segment) = lab.connect_with_data();
+    let info = FrameInfo {
+        checksum: RxChecksum::Unknown,
+        rss_hash: 0,
+    };
+    // The first range arrives twice, and is the least recent one of the batch.
+    let frames = [10, 10, 30, 50, 70].map(|offset| {
+        let segment = Seg {
+            seq: segment.seq.wrapping_add(offset),
+            payload: pattern(10),
+            ..segment.clone()
+        };
+        (segment.frame().into(), info)
+    });
+    let now = lab.net.now;
+    lab.net.hosts[1].receive_burst(now, frames.into_iter());
+    let sink = &mut lab.net.sinks[1];
+    lab.net.hosts[1].poll(now, sink);
+    let mut reported = BTreeSet::new();
+    for (frame, _) in sink.frames.drain(..) {
+        let ack = Seg::parse(1, &frame).expect("an ACK");
+        let at = (ack.options.iter().zip(&ack.options[1..]))
+            .position(|(kind, len)| *kind == 5 && len % 8 == 2)
+            .expect("SACK blocks");
+        let blocks = ack.options[at + 2..at + usize::from(ack.options[at + 1])].chunks_exact(8);
+        reported.extend(blocks.map(|block| {
+            let start = u32::from_be_bytes(block[..4].try_into().unwrap());
+            start.wrapping_sub(segment.seq)
+        }));
+    }
+    assert_eq!(reported, BTreeSet::from([10, 30, 50, 70]));
 }
 
 /// RFC 8985 section 6.

@@ -391,7 +391,7 @@ fn families(stats: &Value, most_clients: usize) -> Families {
             } else {
                 Kind::Counter
             };
-            let help = format!("{mib} of nstat");
+            let help = format!("{mib} of siwctl stat");
             all.add(
                 &snake_case(mib),
                 &help,

@@ -1,5 +1,5 @@
-//! Counters of a running siwd: by device, merged and per worker, under the names of nstat and of
-//! TCP-MIB (RFC 4022).
+//! Counters of a running siwd: by device, merged and per worker. Counters that Linux has are under
+//! their names in nstat, which are those of TCP-MIB (RFC 4022).
 
 use crate::statistics::{self, rows};
 use anyhow::{Context as _, bail};
@@ -21,9 +21,27 @@ pub struct StatArgs {
     all: bool,
 }
 
-/// A counter: merged value, and value of each worker.
-type DeviceRow = (u64, Vec<u64>);
-type Rows = BTreeMap<String, DeviceRow>;
+impl StatArgs {
+    /// Returns whether the counter `name` is to be shown.
+    fn wants(&self, name: &str) -> bool {
+        let text = self.only.as_ref().map(|text| text.to_lowercase());
+        text.is_none_or(|text| name.to_lowercase().contains(&text))
+    }
+}
+
+/// A number of each worker, and of all of them together.
+struct Row {
+    /// `None` if there is no such number.
+    merged: Option<u64>,
+    each: Vec<u64>,
+}
+
+type Rows = BTreeMap<String, Row>;
+
+/// Numbers of workers that are no amounts.
+const WITHOUT_SUM: [&str; 1] = ["core"];
+/// Numbers of the one pool of packet buffers, which each worker sees.
+const OF_THE_POOL: [&str; 2] = ["buffers", "buffers_free"];
 
 /// The counters as text or as one JSON object.
 pub fn run(daemon: &siw::Context, args: &StatArgs, as_json: bool) -> anyhow::Result<String> {
@@ -32,7 +50,7 @@ pub fn run(daemon: &siw::Context, args: &StatArgs, as_json: bool) -> anyhow::Res
         return own_text(&stats, as_json);
     }
     let devices = devices(&stats, args)?;
-    let workers = workers(&stats);
+    let workers = workers(&stats, args);
     if as_json {
         let mut all = to_json(&devices, &workers);
         all["clients"] = stats["clients"].clone();
@@ -109,7 +127,6 @@ struct DeviceCounters {
 fn devices(stats: &Value, args: &StatArgs) -> anyhow::Result<Vec<DeviceCounters>> {
     let mut out = Vec::new();
     let mut names = Vec::new();
-    let wanted = args.only.as_ref().map(|t| t.to_lowercase());
     for total in rows(stats, "total") {
         let name = total["device"].as_str().unwrap_or_default();
         names.push(name);
@@ -122,11 +139,7 @@ fn devices(stats: &Value, args: &StatArgs) -> anyhow::Result<Vec<DeviceCounters>
         };
         let mib = total["mib"].as_object().into_iter().flat_map(Map::keys);
         let keys = FRAME_COUNTERS.into_iter().chain(mib.map(String::as_str));
-        let keys = keys.filter(|key| {
-            wanted
-                .as_ref()
-                .is_none_or(|text| key.to_lowercase().contains(text))
-        });
+        let keys = keys.filter(|key| args.wants(key));
         let rows = keys.map(|key| {
             let each = rows(stats, "workers").iter().map(|worker| {
                 let lane = rows(worker, "devices")
@@ -134,10 +147,11 @@ fn devices(stats: &Value, args: &StatArgs) -> anyhow::Result<Vec<DeviceCounters>
                     .find(|device| device["device"] == name);
                 lane.and_then(|device| of(device, key)).unwrap_or(0)
             });
-            (
-                key.to_owned(),
-                (of(total, key).unwrap_or(0), each.collect()),
-            )
+            let row = Row {
+                merged: Some(of(total, key).unwrap_or(0)),
+                each: each.collect(),
+            };
+            (key.to_owned(), row)
         });
         out.push(DeviceCounters {
             name: name.to_owned(),
@@ -154,19 +168,26 @@ fn devices(stats: &Value, args: &StatArgs) -> anyhow::Result<Vec<DeviceCounters>
 }
 
 /// Counters of workers that belong to no device.
-fn workers(stats: &Value) -> Rows {
+fn workers(stats: &Value, args: &StatArgs) -> Rows {
     let workers = rows(stats, "workers");
     let mut rows = Rows::new();
     for (i, worker) in workers.iter().enumerate() {
         for (name, value) in worker.as_object().into_iter().flatten() {
-            let Some(value) = value.as_u64() else {
+            let Some(value) = value.as_u64().filter(|_| args.wants(name)) else {
                 continue;
             };
-            let row = rows
-                .entry(name.clone())
-                .or_insert_with(|| (0, vec![0; workers.len()]));
-            row.0 += value;
-            row.1[i] = value;
+            let row = rows.entry(name.clone()).or_insert_with(|| Row {
+                merged: (!WITHOUT_SUM.contains(&name.as_str())).then_some(0),
+                each: vec![0; workers.len()],
+            });
+            row.merged = row.merged.map(|merged| {
+                if OF_THE_POOL.contains(&name.as_str()) {
+                    merged.max(value)
+                } else {
+                    merged + value
+                }
+            });
+            row.each[i] = value;
         }
     }
     rows
@@ -176,13 +197,13 @@ fn to_json(devices: &[DeviceCounters], workers: &Rows) -> Value {
     let section = |rows: &Rows| {
         let merged: Map<_, _> = rows
             .iter()
-            .map(|(name, row)| (name.clone(), row.0.into()))
+            .filter_map(|(name, row)| Some((name.clone(), row.merged?.into())))
             .collect();
-        let count = rows.values().next().map_or(0, |row| row.1.len());
+        let count = rows.values().next().map_or(0, |row| row.each.len());
         let each = (0..count).map(|i| {
             let of = rows
                 .iter()
-                .map(|(name, row)| (name.clone(), row.1[i].into()));
+                .map(|(name, row)| (name.clone(), row.each[i].into()));
             Value::Object(of.collect())
         });
         (merged, each.collect::<Vec<_>>())
@@ -199,15 +220,19 @@ fn to_json(devices: &[DeviceCounters], workers: &Rows) -> Value {
 fn as_text(devices: &[DeviceCounters], workers: &Rows, all: bool) -> String {
     let mut out = String::new();
     let mut table = |title: &str, rows: &Rows| {
-        let count = rows.values().next().map_or(0, |row| row.1.len());
+        let count = rows.values().next().map_or(0, |row| row.each.len());
         let _ = write!(out, "{title:<32} {:>14}", "merged");
         for worker in 0..count {
             let _ = write!(out, " {:>13}", format!("worker {worker}"));
         }
         out.push('\n');
-        for (name, (sum, each)) in rows.iter().filter(|(_, row)| all || row.0 > 0) {
-            let _ = write!(out, "  {name:<30} {sum:>14}");
-            for value in each {
+        let shown = |row: &Row| all || row.merged.is_none_or(|merged| merged > 0);
+        for (name, row) in rows.iter().filter(|(_, row)| shown(row)) {
+            let merged = row
+                .merged
+                .map_or("-".to_owned(), |merged| merged.to_string());
+            let _ = write!(out, "  {name:<30} {merged:>14}");
+            for value in &row.each {
                 let _ = write!(out, " {value:>13}");
             }
             out.push('\n');
@@ -220,4 +245,44 @@ fn as_text(devices: &[DeviceCounters], workers: &Rows, all: bool) -> String {
         table(&title, &device.rows);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stats() -> Value {
+        let worker = |core: u64, sleeps: u64| {
+            let (buffers, free) = (4096, 4000);
+            json!({ "core": core, "sleeps": sleeps, "buffers": buffers, "buffers_free": free })
+        };
+        json!({ "workers": [worker(3, 5), worker(4, 6)], "total": [] })
+    }
+
+    fn args(only: Option<&str>) -> StatArgs {
+        StatArgs {
+            device: None,
+            only: only.map(str::to_owned),
+            all: false,
+        }
+    }
+
+    #[test]
+    fn only_amounts_of_workers_are_added_up() {
+        let workers = workers(&stats(), &args(None));
+        let json = to_json(&[], &workers);
+        let merged = json!({ "sleeps": 11, "buffers": 4096, "buffers_free": 4000 });
+        assert_eq!(json["merged"], merged);
+        assert_eq!(json["workers"][1]["core"], 4);
+        let text = as_text(&[], &workers, false);
+        let core = text.lines().find(|line| line.contains("core"));
+        let words: Vec<_> = core.unwrap_or_default().split_whitespace().collect();
+        assert_eq!(words, ["core", "-", "3", "4"]);
+    }
+
+    #[test]
+    fn only_selects_counters_of_workers_too() {
+        let workers = workers(&stats(), &args(Some("Sleep")));
+        assert!(workers.keys().eq(["sleeps"]));
+    }
 }

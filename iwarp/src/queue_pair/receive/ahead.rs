@@ -1,7 +1,10 @@
 //! Responses behind a message that waits for a receive work request. The message waits, not the
 //! stream: a consumer that posts its receives only after a Read has completed would otherwise wait for
 //! ever. Responses and the Terminate are processed where they lie in the stream, and skipped when the
-//! stream reaches them. All other messages keep their order behind the waiting one.
+//! stream reaches them. Writes are placed on the way: a Read completes after the payload of every Write
+//! that precedes its response is in memory. A Write that cannot be placed stops the processing; its
+//! error is found when the stream reaches it. All other messages keep their order behind the waiting
+//! one.
 //!
 //! The window bounds the stream behind the message.
 
@@ -45,15 +48,22 @@ impl QueuePair {
                 ddp: fpdu.hdr[0],
                 rdmap: fpdu.hdr[1],
             };
+            let opcode = RdmapOpcode::from_wire(control.opcode());
             let is_ahead = matches!(
-                RdmapOpcode::from_wire(control.opcode()),
+                opcode,
                 Some(
                     RdmapOpcode::ReadResponse
                         | RdmapOpcode::AtomicResponse
                         | RdmapOpcode::Terminate
                 )
             );
-            if is_ahead {
+            if opcode == Some(RdmapOpcode::Write) {
+                let (keys, position) = (env.keys(), ahead.examined_to);
+                let receive = &mut self.receive;
+                if !receive.place_write_ahead(keys, &self.attr, &source, &fpdu, position) {
+                    break;
+                }
+            } else if is_ahead {
                 if let Err(error) = self.process_segment(env, &source, &fpdu) {
                     let offender = OffendingSegment {
                         ulpdu_len: fpdu.ulpdu_len,

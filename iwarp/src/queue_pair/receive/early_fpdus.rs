@@ -70,15 +70,24 @@ impl OutOfOrderPlacement {
         }
     }
 
+    /// Returns whether an FPDU at `position` was placed and its turn has not come.
+    pub fn is_placed(&self, position: u64) -> bool {
+        self.search(position).is_ok()
+    }
+
+    /// Index of the placed FPDU at `position`, or the index to insert one at.
+    fn search(&self, position: u64) -> Result<usize, usize> {
+        self.placed
+            .binary_search_by_key(&position, |placed| placed.position)
+    }
+
     /// Index for [`insert`](Self::insert) of an FPDU at `position`. `None`: it is already there, and its
     /// placed data may be in use, or the queue is full.
     pub fn insertion_index(&self, position: u64) -> Option<usize> {
         if self.placed.len() >= MAX_PLACED_FPDUS {
             return None;
         }
-        self.placed
-            .binary_search_by_key(&position, |placed| placed.position)
-            .err()
+        self.search(position).err()
     }
 
     /// Remembers that the FPDU at `position` was placed.

@@ -126,7 +126,8 @@ impl QueuePair {
     /// Discards the rest of a stream that has ended.
     #[inline]
     fn finish_receiving(&mut self, rx: &mut impl RxStream, progress: &mut ReceiveProgress) {
-        if matches!(self.state, RdmapState::Terminate | RdmapState::Error) {
+        let is_ended = matches!(self.state, RdmapState::Terminate | RdmapState::Error);
+        if is_ended && !self.holds_terminate() {
             let rest = rx.available();
             rx.consume(rest);
             progress.bytes += rest;
@@ -240,7 +241,7 @@ impl QueuePair {
         limit: u32,
     ) -> ReceiveProgress {
         let mut progress = ReceiveProgress::default();
-        while progress.fpdus < limit && self.is_receiving() {
+        while progress.fpdus < limit && (self.is_receiving() || self.holds_terminate()) {
             let Some(fpdu) = rx.next_fpdu() else { break };
             if let Err(code) = rx.verify(&fpdu, self.crc) {
                 if mutant!(BadCrcSkipped) {
@@ -249,7 +250,17 @@ impl QueuePair {
                     progress.bytes += fpdu.stream_len;
                     continue;
                 }
+                // The initiator is in FPDU mode, and so takes a Terminate.
+                self.may_send = true;
                 self.fail_stream(env, code, None);
+                break;
+            }
+            if self.state == RdmapState::Terminate {
+                // The first FPDU, for which the Terminate has waited. It is not processed.
+                (self.may_send, progress.first_fpdu) = (true, true);
+                progress.fpdus += 1;
+                rx.take(&fpdu);
+                progress.bytes += fpdu.stream_len;
                 break;
             }
             let out_of_order = &mut self.receive.out_of_order;

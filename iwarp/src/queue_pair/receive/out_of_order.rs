@@ -99,6 +99,30 @@ impl ReceiveState {
             })
     }
 
+    /// Places the Write `fpdu` at `position`, behind a message that waits for a receive work request.
+    /// `false`: it has to wait for its turn.
+    pub(super) fn place_write_ahead(
+        &mut self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        rx: &impl RxStream,
+        fpdu: &FpduInfo,
+        position: u64,
+    ) -> bool {
+        // A zero-length Write has nothing to place.
+        if usize::from(fpdu.ulpdu_len) == TAGGED_HDR_LEN || self.out_of_order.is_placed(position) {
+            return true;
+        }
+        let Some(index) = self.out_of_order.insertion_index(position) else {
+            return false;
+        };
+        let is_placed = self.place_early(keys, attr, rx, fpdu, |_, _, _| false);
+        if is_placed {
+            self.out_of_order.insert(index, position, fpdu);
+        }
+        is_placed
+    }
+
     /// Processes `held`, a segment that TCP keeps behind a gap, `offset` octets after the first octet
     /// that was not consumed. Places the FPDUs that may be placed and returns their number.
     /// `wants_response`: as in [`place_early`](Self::place_early).

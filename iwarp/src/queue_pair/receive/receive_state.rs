@@ -58,7 +58,7 @@ pub(crate) struct ReceiveState {
     pub(super) marker_position: MarkerPosition,
     /// The first FPDU has arrived.
     pub has_first_fpdu: bool,
-    /// The peer's ready-to-receive Send has not arrived yet: it consumes no receive work request.
+    /// The peer's first FPDU is a ready-to-receive Send, which consumes no receive work request.
     expects_rtr_send: bool,
     /// The last segment of the last RDMA Write has not arrived yet.
     is_write_open: bool,
@@ -252,12 +252,10 @@ impl ReceiveState {
             return Err(TerminateCode::RDMAP_CANNOT_INVALIDATE.into());
         }
         let is_last = header.control.is_last();
-        if self.expects_rtr_send {
-            self.expects_rtr_send = false;
-            if len == 0 && is_last {
-                self.expected_send_msn = self.expected_send_msn.next();
-                return Ok(());
-            }
+        // It precedes all other FPDUs of the initiator (RFC 6581 section 9.2).
+        if self.expects_rtr_send && !self.has_first_fpdu && len == 0 && is_last {
+            self.expected_send_msn = self.expected_send_msn.next();
+            return Ok(());
         }
         if !self.open.is_active {
             if header.mo != 0 && !mutant!(MoUnchecked) {
@@ -457,7 +455,6 @@ impl ReceiveState {
         if len as usize != IMMEDIATE_LEN || !header.control.is_last() {
             return Err(TerminateCode::RDMAP_UNSPECIFIED.into());
         }
-        self.expects_rtr_send = false;
         let mut payload = [0; IMMEDIATE_LEN];
         rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload);
         let imm = u32::from_be_bytes([payload[0], payload[1], payload[2], payload[3]]);

@@ -10,12 +10,12 @@ use siw_shm::Opcode;
 
 impl Requester {
     /// Fails the work request that a Terminate refers to: the one whose header it quotes, or else the
-    /// oldest that is not finished.
+    /// oldest that is not finished on the wire. A finished one may still be in the queue, behind others
+    /// or because its payload is referenced.
     pub fn on_terminate(&mut self, terminate: &ReceivedTerminate) {
         let Some(quoted) = terminate.ddp else {
             let status = completion_status(terminate.code, None);
-            let unfinished = |entry: &&mut SendEntry| !entry.is_acked || !entry.is_answered;
-            if let Some(entry) = self.queue.iter_mut().find(unfinished) {
+            if let Some(entry) = self.queue.iter_mut().find(|entry| !entry.is_done()) {
                 entry.status = status;
             }
             return;

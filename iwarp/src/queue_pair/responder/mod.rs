@@ -2,7 +2,8 @@
 //! sections 4.4, 4.5 and 5.5, RFC 7306 section 5).
 //!
 //! Requests are checked on arrival, answered in order, and kept until the response is acknowledged.
-//! An atomic is executed after everything before it has been answered (conformance 89).
+//! An atomic is executed in its turn, when TCP has the responses to everything before it (conformance
+//! 89). The payload of these responses may be copied from memory later (PROTOCOL.md section 5.1).
 
 mod response_queue;
 
