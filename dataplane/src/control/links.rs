@@ -24,6 +24,7 @@ use crate::ids::ClientId;
 use crate::netlink::RouteSocket;
 use crate::prepared::DeviceClaims;
 use crate::sysfs_tree::SysfsTree;
+use crate::worker::messages::Command;
 
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -170,6 +171,14 @@ impl LinkMonitor {
         };
         tracing::info!(device = %context.devices.views[device].name, "{why}");
         post_to_clients(&mut context.resources, kind, device, why);
+        if state.is_up {
+            // Connections whose timeouts have backed off meanwhile send again at once.
+            let routes = Arc::new(context.devices.views[device].learned_routes.clone());
+            context.workers.post_to_all(|| Command::LearnRoutes {
+                device,
+                routes: routes.clone(),
+            });
+        }
     }
 
     /// Writes the GIDs of a device whose addresses have changed, and reports the change to every client.

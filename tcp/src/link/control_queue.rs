@@ -429,7 +429,7 @@ impl ControlQueue {
             self.push_arp(source_hardware_addr.0, &repr, stats);
         }
         claim(match operation {
-            ArpOperation::Reply => ClaimKind::Answer,
+            ArpOperation::Reply => ClaimKind::Reply,
             _ => ClaimKind::Solicitation,
         })
     }
@@ -572,15 +572,14 @@ impl ControlQueue {
                 lladdr,
             }) => {
                 stats.ndp_in += 1;
-                let mac = mac_of(lladdr).unwrap_or(origin.src_mac);
+                let named = mac_of(lladdr);
+                let mac = named.unwrap_or(origin.src_mac);
                 let target = IpAddr::V6(target_addr);
                 if !own(target) {
-                    let kind = if flags.contains(NdiscNeighborFlags::SOLICITED) {
-                        ClaimKind::Answer
-                    } else if flags.contains(NdiscNeighborFlags::OVERRIDE) {
-                        ClaimKind::Announcement
-                    } else {
-                        ClaimKind::Hint
+                    let kind = ClaimKind::Advertisement {
+                        is_solicited: flags.contains(NdiscNeighborFlags::SOLICITED),
+                        // The flag is about the address in the option.
+                        overrides: flags.contains(NdiscNeighborFlags::OVERRIDE) && named.is_some(),
                     };
                     return Icmpv6Outcome::Claim(NeighbourClaim::Neighbour(target, mac, kind));
                 }

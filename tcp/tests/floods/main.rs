@@ -6,7 +6,6 @@ mod common;
 mod link;
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, pattern};
 use siw_tcp::sim::forge::{Ends, Tcp};
