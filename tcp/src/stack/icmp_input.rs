@@ -11,6 +11,7 @@ use crate::base::time::to_long_ticks;
 use crate::connection::side_table::SideFlags;
 use crate::link::address_conflicts::AddressConflict;
 use crate::link::control_queue::{Icmpv6Outcome, NeighbourClaim, Origin};
+use crate::link::ndp::{self, NEIGHBOUR_ADVERTISEMENT};
 use crate::link::neighbours::{ClaimKind, ClaimOutcome};
 use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
 use crate::pmtu::search::PathSearch;
@@ -26,7 +27,6 @@ use crate::wire::icmp_error::{IcmpError, is_soft_error_v4, is_soft_error_v6};
 /// ICMPv4 type and code (RFC 1191 section 4), and ICMPv6 type (RFC 4443 section 3.2).
 const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
 const PACKET_TOO_BIG: u8 = 2;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
 /// Length of an ICMP error before the quoted packet (RFC 792, RFC 4443).
 const ICMP_HEADER: usize = 8;
@@ -150,6 +150,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         match datagram.content {
             FrameContent::Tcp { key, ce } => {
                 self.on_reassembled_segment(&key, ce, buffer, origin);
+            }
+            // RFC 6980 section 5: neighbour discovery in fragments must be ignored.
+            FrameContent::Icmpv6 { .. } if ndp::is_neighbour_discovery(buffer.chunk()) => {
+                self.shared.stats.martians += 1;
             }
             content => self.on_other_frame(now, content, buffer, origin),
         }
