@@ -288,7 +288,7 @@ impl XdpPort {
         let now = XdpInterface::find_by_name(&self.interface.name)?;
         Ok(LinkStatus {
             up: now.is_up && now.is_running,
-            mbps: now.mbps.unwrap_or(u32::MAX),
+            mbps: now.mbps.unwrap_or(0),
             mtu: Some(now.mtu),
             unserved_queues: now.rx_queues.saturating_sub(self.interface.rx_queues),
         })
