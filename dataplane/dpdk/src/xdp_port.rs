@@ -285,7 +285,7 @@ impl XdpPort {
     }
 
     pub(crate) fn link_status(&self) -> Result<LinkStatus> {
-        let now = XdpInterface::find_by_name(&self.interface.name)?;
+        let now = XdpInterface::find_by_index(self.interface.index)?;
         Ok(LinkStatus {
             up: now.is_up && now.is_running,
             mbps: now.mbps.unwrap_or(0),
@@ -301,7 +301,7 @@ impl XdpPort {
 
     /// Returns true if the interface was removed.
     pub(crate) fn is_gone(&self) -> bool {
-        !self.interface.exists()
+        !XdpInterface::exists(self.interface.index)
     }
 
     /// Reads the loss counters; the queues keep no shared counts of packets.
