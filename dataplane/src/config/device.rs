@@ -296,6 +296,17 @@ impl DeviceConfig {
         })
     }
 
+    /// The existing interface of the kernel that the device uses, which can vanish and come back.
+    pub fn existing_interface(&self) -> Option<String> {
+        match self.link_source() {
+            LinkSource::Xdp(interface) => Some(interface),
+            LinkSource::Vdev(devargs) => {
+                DriverTraits::existing_interface_of(&devargs).map(str::to_owned)
+            }
+            LinkSource::Pair(_) | LinkSource::Pci(_) => None,
+        }
+    }
+
     /// Links of this device that no other device can have, by their names in messages. Devices with
     /// different VLANs can share an interface.
     pub(super) fn exclusive_links(&self) -> Vec<String> {
