@@ -107,6 +107,7 @@ impl Prepared {
         }
         self.check_memory(&mut report);
         report.warnings.extend(host::swap_warning());
+        report.add(host::check_file_limit(self.cores.len(), self.devices.len()));
         for config in &self.devices {
             self.check_device(config, &mut report);
         }
@@ -129,7 +130,8 @@ impl Prepared {
         report.add(nic.map_err(in_device));
         let interface = check_interface(config);
         if let Ok(Some(interface)) = &interface {
-            let advice = advise_offloads(config, interface);
+            let advice = [advise_link(interface), advise_offloads(config, interface)];
+            let advice = advice.into_iter().flatten();
             report
                 .warnings
                 .extend(advice.map(|text| format!("device {name}: {text}")));
@@ -491,6 +493,16 @@ fn own_interface(config: &DeviceConfig) -> Option<String> {
         LinkSource::Vdev(devargs) => DriverTraits::interface_of(&devargs).map(str::to_owned),
         _ => config.existing_interface(),
     }
+}
+
+/// Text about an interface that is down; `None` if it is up.
+fn advise_link(interface: &XdpInterface) -> Option<String> {
+    (!interface.is_up).then(|| {
+        format!(
+            "the interface `{}` is down, and no frame passes: ip link set {} up",
+            interface.name, interface.name
+        )
+    })
 }
 
 /// Text about offloads of the kernel that would make the device drop frames of this machine; `None` if

@@ -433,6 +433,14 @@ impl DeviceConfig {
                 ));
             }
         }
+        for cidr in addresses {
+            if let Some(why) = reserved_in(cidr, cidr.addr) {
+                return Err((
+                    self.addresses.span(),
+                    format!("address {}/{}: {why}", cidr.addr, cidr.prefix),
+                ));
+            }
+        }
         let gateways = [
             self.gateway
                 .as_ref()
@@ -653,6 +661,10 @@ impl DeviceConfig {
                 cidr.addr != router && siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(router)
             }
         });
+        let mut addresses = self.addresses.get_ref().iter();
+        if let Some(why) = addresses.find_map(|cidr| reserved_in(cidr, router)) {
+            return Err((span, format!("router {router}: {why}")));
+        }
         if near && router.is_ipv4() == to.is_ipv4() {
             return Ok(());
         }
@@ -662,5 +674,54 @@ impl DeviceConfig {
                 "router {router}: it must be on one of the device's own networks (or fe80::/10), of the destination's family, and not the device itself"
             ),
         ))
+    }
+}
+
+/// Returns the reason why no host can have an address on the network of `cidr`; `None` if one can. Networks
+/// of one or two addresses have neither a network nor a broadcast address (RFC 3021).
+fn reserved_in(cidr: &Cidr, address: IpAddr) -> Option<&'static str> {
+    let (IpAddr::V4(own), IpAddr::V4(address)) = (cidr.addr, address) else {
+        return None;
+    };
+    if cidr.prefix > 30 {
+        return None;
+    }
+    let hosts = u32::MAX.checked_shr(cidr.prefix.into()).unwrap_or(0);
+    if (own.to_bits() ^ address.to_bits()) & !hosts != 0 {
+        return None;
+    }
+    match address.to_bits() & hosts {
+        0 => Some("it is the address of the network, not of a host (RFC 1122 section 3.2.1.3)"),
+        part if part == hosts => {
+            Some("it is the broadcast address of the network (RFC 1122 section 3.2.1.3)")
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_and_broadcast_addresses_are_of_no_host() {
+        let reserved = |cidr: &str, address: &str| {
+            reserved_in(&cidr.parse().unwrap(), address.parse().unwrap()).is_some()
+        };
+        for (cidr, address, expected) in [
+            ("10.0.0.1/24", "10.0.0.0", true),
+            ("10.0.0.1/24", "10.0.0.255", true),
+            ("10.0.0.1/24", "10.0.1.255", false),
+            ("10.0.0.1/23", "10.0.0.255", false),
+            ("10.0.0.1/23", "10.0.1.0", false),
+            ("10.0.0.1/23", "10.0.1.255", true),
+            ("10.0.0.1/30", "10.0.0.3", true),
+            ("10.0.0.0/31", "10.0.0.0", false),
+            ("10.0.0.0/31", "10.0.0.1", false),
+            ("10.0.0.0/32", "10.0.0.0", false),
+            ("fd00::/64", "fd00::", false),
+        ] {
+            assert_eq!(reserved(cidr, address), expected, "{address} in {cidr}");
+        }
     }
 }

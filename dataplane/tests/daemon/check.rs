@@ -248,7 +248,8 @@ fn a_check_agrees_with_a_start_about_interfaces() {
     ns.ip("link add veth0 type veth peer name veth1");
     ns.ip("link set veth0 up");
     ns.ip("link set veth1 up");
-    for name in ["veth0", "veth1"] {
+    ns.ip("link add down0 type bridge");
+    for name in ["veth0", "veth1", "down0"] {
         let off = format!("-K {name} tso off gso off gro off tx off");
         ns.command("ethtool", &off);
     }
@@ -261,6 +262,11 @@ fn a_check_agrees_with_a_start_about_interfaces() {
         (
             "offloads of the peer, af_packet",
             one("devargs = \"net_af_packet0,iface=veth2\""),
+            WARNINGS,
+        ),
+        (
+            "interface that is down",
+            one("devargs = \"net_af_packet0,iface=down0\""),
             WARNINGS,
         ),
         ("tap", one("devargs = \"net_tap0,iface=siwtap0\""), OK),
@@ -373,5 +379,17 @@ fn a_check_names_the_command_for_an_interface() {
         assert!(text.contains("ethtool -K veth1 tx off"), "{text}");
     }
     let text = warnings("devargs = \"net_af_packet0,iface=bridge0\"");
+    assert!(text.contains("ip link set bridge0 up"), "{text}");
     assert!(text.contains("ethtool -K bridge0 gro off"), "{text}");
+}
+
+#[test]
+fn a_check_names_a_limit_of_open_files_that_is_too_low() {
+    let (_dir, command) = siwd(LOOPBACK, &["--check", "--json"]);
+    let mut limited = std::process::Command::new("prlimit");
+    limited.arg("--nofile=16:16").arg(command.get_program());
+    let out = limited.args(command.get_args()).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert_eq!(out.status.code(), Some(MACHINE), "{text}");
+    assert!(text.contains("LimitNOFILE="), "{text}");
 }
