@@ -193,6 +193,10 @@ pub struct DeviceConfig {
     /// Follow the kernel's routes and neighbours on the interface.
     #[serde(default)]
     pub host_routes: bool,
+    /// Open the device again when its interface is removed and one of the same name appears. Devices with
+    /// `af_xdp` and AF_PACKET devices have such an interface.
+    #[serde(default = "default_reattach")]
+    pub reattach: bool,
     /// `[device.mpa]`
     #[serde(default)]
     pub mpa: MpaSettings,
@@ -214,6 +218,10 @@ fn default_loss() -> Spanned<f64> {
 
 fn default_host_ports() -> Spanned<PortRange> {
     Spanned::new(0..0, PortRange::BEYOND_LINUX)
+}
+
+fn default_reattach() -> bool {
+    true
 }
 
 fn default_tso() -> Spanned<TsoPolicy> {
