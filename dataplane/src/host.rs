@@ -76,6 +76,16 @@ pub enum HostError {
         /// Process id of the holder, from its lock file.
         holder: String,
     },
+    /// The daemon may open too few files for its own use.
+    #[error(
+        "siwd may open {limit} files, and needs {needed} for itself: set LimitNOFILE= of the unit, or ulimit -Hn, to 65536"
+    )]
+    TooFewFiles {
+        /// The hard limit of open files.
+        limit: u64,
+        /// Open files of a daemon without clients, at most.
+        needed: u64,
+    },
     /// The machine has too little memory for the packet buffers.
     #[error(
         "[dpdk] buffers need {needed_mb} MiB of memory, and {available_mb} MiB are available: lower buffers, or set hugepages = \"require\" and reserve hugepages"
@@ -455,6 +465,23 @@ pub fn raise_file_limit() -> u64 {
             tracing::warn!("siwd may open only {soft} files: {error}");
             soft
         }
+    }
+}
+
+/// Checks that this process may open the files of a daemon with this number of workers and devices.
+///
+/// # Errors
+/// The hard limit, which a start makes the limit in force, is lower.
+pub fn check_file_limit(workers: usize, devices: usize) -> Result<(), HostError> {
+    /// DPDK, the control socket and its threads.
+    const BASE: u64 = 64;
+    const PER_WORKER: u64 = 8;
+    /// Sockets and interrupts of a port, netlink, sysfs files.
+    const PER_DEVICE: u64 = 16;
+    let needed = BASE + PER_WORKER * workers as u64 + PER_DEVICE * devices as u64;
+    match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((_, limit)) if limit < needed => Err(HostError::TooFewFiles { limit, needed }),
+        _ => Ok(()),
     }
 }
 

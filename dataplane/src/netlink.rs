@@ -16,7 +16,7 @@ use netlink_packet_core::{
 use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage,
 };
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
@@ -181,6 +181,24 @@ impl RouteSocket {
         }
         let message = RouteNetlinkMessage::NewAddress(message);
         self.change(message, NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// The number of the other end of a veth pair, if it is in the same network namespace; `None` for
+    /// other interfaces.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn veth_peer_of(&mut self, interface: u32) -> io::Result<Option<u32>> {
+        let mut found = None;
+        let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        self.dump(request, |answer| {
+            if let RouteNetlinkMessage::NewLink(link) = answer
+                && link.header.index == interface
+            {
+                found = read_veth_peer(&link);
+            }
+        })?;
+        Ok(found)
     }
 
     /// The routes of the main table through an interface, without those of the kernel's own addresses.
@@ -356,6 +374,22 @@ fn read_change(message: &RouteNetlinkMessage, interfaces: &[u32]) -> Option<Kern
 }
 
 /// Reads a neighbour and its interface. `is_gone`: the kernel has removed it.
+fn read_veth_peer(link: &LinkMessage) -> Option<u32> {
+    let (mut is_veth, mut peer) = (false, None);
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::LinkInfo(infos) => {
+                is_veth = infos.contains(&LinkInfo::Kind(InfoKind::Veth));
+            }
+            LinkAttribute::Link(index) => peer = Some(*index),
+            // The peer is in another namespace.
+            LinkAttribute::LinkNetNsId(_) => return None,
+            _ => {}
+        }
+    }
+    peer.filter(|_| is_veth)
+}
+
 fn read_neighbour(message: &NeighbourMessage, is_gone: bool) -> Option<(u32, KernelNeighbour)> {
     let address = message
         .attributes

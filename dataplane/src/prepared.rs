@@ -17,6 +17,7 @@ use crate::control::socket::BoundSocket;
 use crate::device;
 use crate::host::{self, HostClaim, HostError, LockUse};
 use crate::host_path;
+use crate::netlink::RouteSocket;
 use crate::resume_latency::{self, CORES_FOLDER, ResumeLatencyLimits};
 use crate::start_error::StartError;
 
@@ -106,6 +107,7 @@ impl Prepared {
         }
         self.check_memory(&mut report);
         report.warnings.extend(host::swap_warning());
+        report.add(host::check_file_limit(self.cores.len(), self.devices.len()));
         for config in &self.devices {
             self.check_device(config, &mut report);
         }
@@ -126,7 +128,15 @@ impl Prepared {
         let in_device = |why: String| StartError::Device(format!("device {name}: {why}"));
         let nic = self.check_nic(config, &mut report.warnings);
         report.add(nic.map_err(in_device));
-        report.add(check_interface(config).map_err(in_device));
+        let interface = check_interface(config);
+        if let Ok(Some(interface)) = &interface {
+            let advice = [advise_link(interface), advise_offloads(config, interface)];
+            let advice = advice.into_iter().flatten();
+            report
+                .warnings
+                .extend(advice.map(|text| format!("device {name}: {text}")));
+        }
+        report.add(interface.map_err(in_device));
         if let Some(interface) = &config.host_interface {
             let tap = host_path::check_tap(&interface.get_ref().0);
             report.add(tap.map_err(|error| in_device(error.to_string())));
@@ -469,17 +479,6 @@ pub fn claim_device(
     Ok(claims)
 }
 
-/// The existing interface of the kernel that a device uses.
-fn used_interface(config: &DeviceConfig) -> Option<String> {
-    match config.link_source() {
-        LinkSource::Xdp(interface) => Some(interface),
-        LinkSource::Vdev(devargs) => {
-            DriverTraits::existing_interface_of(&devargs).map(str::to_owned)
-        }
-        _ => None,
-    }
-}
-
 /// The socket that a vhost device creates.
 fn own_vhost_socket(config: &DeviceConfig) -> Option<PathBuf> {
     match config.link_source() {
@@ -492,18 +491,57 @@ fn own_vhost_socket(config: &DeviceConfig) -> Option<PathBuf> {
 fn own_interface(config: &DeviceConfig) -> Option<String> {
     match config.link_source() {
         LinkSource::Vdev(devargs) => DriverTraits::interface_of(&devargs).map(str::to_owned),
-        _ => used_interface(config),
+        _ => config.existing_interface(),
     }
 }
 
+/// Text about an interface that is down; `None` if it is up.
+fn advise_link(interface: &XdpInterface) -> Option<String> {
+    (!interface.is_up).then(|| {
+        format!(
+            "the interface `{}` is down, and no frame passes: ip link set {} up",
+            interface.name, interface.name
+        )
+    })
+}
+
+/// Text about offloads of the kernel that would make the device drop frames of this machine; `None` if
+/// there are none, or if they cannot be seen because the sender is in another network namespace.
+fn advise_offloads(config: &DeviceConfig, interface: &XdpInterface) -> Option<String> {
+    let peer = RouteSocket::open().and_then(|mut socket| socket.veth_peer_of(interface.index));
+    let peer = peer.ok().flatten();
+    if let Some(peer) = peer.and_then(|peer| XdpInterface::find_by_index(peer).ok())
+        && let Ok(offloads) = peer.read_offloads()
+        && (offloads.leaves_checksums || offloads.leaves_segmentation)
+    {
+        return Some(format!(
+            "the other end of `{}`, `{}`, leaves checksums or segmentation to an offload, and siwd drops \
+             such frames: ethtool -K {} tx off tso off gso off",
+            interface.name, peer.name, peer.name
+        ));
+    }
+    // AF_XDP takes frames before the kernel merges them.
+    let is_merged = !matches!(config.link_source(), LinkSource::Xdp(_))
+        && interface
+            .read_offloads()
+            .is_ok_and(|offloads| offloads.merges_segments);
+    is_merged.then(|| {
+        format!(
+            "the kernel merges frames of `{}` (GRO), and siwd drops those that are longer than the MTU: \
+             ethtool -K {} gro off lro off",
+            interface.name, interface.name
+        )
+    })
+}
+
 /// Checks that the interface of a device exists and can carry its frames, and that a virtual device
-/// has what it needs.
-fn check_interface(config: &DeviceConfig) -> Result<(), String> {
+/// has what it needs. Returns the interface, if the device uses one.
+fn check_interface(config: &DeviceConfig) -> Result<Option<XdpInterface>, String> {
     if let LinkSource::Vdev(devargs) = config.link_source() {
         DriverTraits::check_requirements(&devargs)?;
     }
-    let Some(name) = used_interface(config) else {
-        return Ok(());
+    let Some(name) = config.existing_interface() else {
+        return Ok(None);
     };
     let interface = XdpInterface::find_by_name(&name).map_err(|error| error.to_string())?;
     let mtu = *config.mtu.get_ref();
@@ -518,7 +556,7 @@ fn check_interface(config: &DeviceConfig) -> Result<(), String> {
             interface.mtu
         ));
     }
-    Ok(())
+    Ok(Some(interface))
 }
 
 /// Looks up the users that may see the counters of all clients.

@@ -361,7 +361,11 @@ impl PortCounters {
             let found = tcp.mib_counters().find(|(counter, _)| *counter == name);
             found.map_or(0, |(_, value)| value)
         };
-        let errors = tcp.csum_errors + tcp.in_errs + tcp.bad_options + tcp.header_errors;
+        let errors = tcp.csum_errors
+            + tcp.offload_drops()
+            + tcp.in_errs
+            + tcp.bad_options
+            + tcp.header_errors;
         PortCounters {
             device: device.name.clone(),
             values: [

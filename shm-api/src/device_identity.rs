@@ -140,7 +140,8 @@ const LINK_RATES: [LinkRate; 9] = {
     ]
 };
 
-/// The rate of a link, rounded down to a reported rate; at least the slowest reported rate.
+/// The rate of a link, rounded down to a reported rate; at least the slowest reported rate, which also
+/// stands for an unknown speed (0), as in the kernel (`ib_get_eth_speed`): InfiniBand has no value for it.
 #[must_use]
 pub fn link_rate(mbps: u32) -> LinkRate {
     let found = LINK_RATES.iter().find(|rate| rate.mbps <= mbps);

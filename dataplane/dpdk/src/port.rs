@@ -421,13 +421,13 @@ impl Port {
     /// Opens a sender for each transmit queue of an AF_PACKET port; none for other ports.
     fn open_packet_senders(&self, queues: u16) -> Result<Vec<PacketSender>> {
         let Some(PacketInterface {
-            name,
+            index,
             bypasses_qdisc,
         }) = &self.inner.interface
         else {
             return Ok(Vec::new());
         };
-        let interface = XdpInterface::find_by_name(name)?;
+        let interface = XdpInterface::find_by_index(*index)?;
         packet_sender::ignore_outgoing(&interface)?;
         (0..queues)
             .map(|_| PacketSender::open(&interface, *bypasses_qdisc))
@@ -477,7 +477,7 @@ impl Port {
     /// other ports.
     pub(crate) fn kernel_interface(&self) -> Result<Option<XdpInterface>> {
         let interface = self.inner.interface.as_ref();
-        let found = interface.map(|interface| XdpInterface::find_by_name(&interface.name));
+        let found = interface.map(|interface| XdpInterface::find_by_index(interface.index));
         Ok(found.transpose()?)
     }
 

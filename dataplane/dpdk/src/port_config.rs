@@ -208,7 +208,7 @@ pub struct PortCounters {
 pub struct LinkStatus {
     /// True if the link carries frames.
     pub up: bool,
-    /// Mb/s; `u32::MAX` if the port does not know.
+    /// Mb/s; 0 if the port does not know.
     pub mbps: u32,
     /// Largest IP packet that the kernel's interface carries at present; `None` for other ports.
     pub mtu: Option<u32>,

@@ -4,6 +4,9 @@ use crate::xdp_port::XdpPort;
 use crate::{Claim, Error, LinkStatus, Port, PortCounters, Result, log};
 use dpdk_sys as sys;
 
+/// A link's speed that the driver does not know (`RTE_ETH_SPEED_NUM_UNKNOWN`).
+const UNKNOWN_SPEED: u32 = u32::MAX;
+
 impl Port {
     /// Turns reception of frames to every address on or off.
     ///
@@ -103,7 +106,7 @@ impl Port {
         if let Some(interface) = self.kernel_interface()? {
             return Ok(LinkStatus {
                 up: interface.is_up && interface.is_running,
-                mbps: interface.mbps.unwrap_or(u32::MAX),
+                mbps: interface.mbps.unwrap_or(0),
                 mtu: Some(interface.mtu),
                 unserved_queues: 0,
             });
@@ -115,7 +118,7 @@ impl Port {
         })?;
         Ok(LinkStatus {
             up,
-            mbps,
+            mbps: if mbps == UNKNOWN_SPEED { 0 } else { mbps },
             mtu: None,
             unserved_queues: 0,
         })

@@ -5,6 +5,7 @@ use crate::pci::{PciDevice, full_address, is_pci_address};
 use crate::port_inner::PortInner;
 use crate::{Error, Port, Result, error, log};
 use dpdk_sys as sys;
+use siw_xdp::XdpInterface;
 use std::ffi::CString;
 
 /// An event of a device since the last query.
@@ -53,7 +54,7 @@ impl Port {
     }
 
     /// Event of the device since the last call. Not every user-space driver reports a removal, so
-    /// the kernel's list of devices is checked too.
+    /// the kernel's lists of devices and interfaces are checked too.
     pub fn take_event(&self) -> Option<PortEvent> {
         self.check_attached().ok()?;
         if let Some(xdp) = self.xdp() {
@@ -62,7 +63,10 @@ impl Port {
         // SAFETY: reads and clears a counter of the shim.
         let events = unsafe { sys::siw_port_take_events(self.id()) };
         let is_gone = || is_pci_address(self.name()) && !PciDevice::is_present(self.name());
-        if events & sys::SIW_PORT_REMOVED != 0 || is_gone() {
+        let interface = self.inner().interface.as_ref();
+        let has_lost_interface =
+            || interface.is_some_and(|interface| !XdpInterface::exists(interface.index));
+        if events & sys::SIW_PORT_REMOVED != 0 || is_gone() || has_lost_interface() {
             Some(PortEvent::Removed)
         } else if events & sys::SIW_PORT_RESET != 0 {
             Some(PortEvent::NeedsReset)

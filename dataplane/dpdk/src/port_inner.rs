@@ -33,7 +33,9 @@ pub(crate) struct PortInner {
 
 /// The interface of an AF_PACKET port.
 pub(crate) struct PacketInterface {
-    pub name: String,
+    /// Its number, to which the driver's sockets are bound. Another interface that gets its name later has
+    /// another number.
+    pub index: u32,
     /// Frames go to its driver without queueing disciplines.
     pub bypasses_qdisc: bool,
 }

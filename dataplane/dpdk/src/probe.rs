@@ -96,10 +96,13 @@ fn attach_device(eal: &Eal, devargs: &str) -> Result<Port> {
     let Some(id) = id else {
         return Err(fail("it was probed but has no Ethernet port".into()));
     };
-    let interface = DriverTraits::existing_interface_of(devargs).map(|name| PacketInterface {
-        name: name.to_owned(),
-        bypasses_qdisc: !devargs.contains("qdisc_bypass=0"),
-    });
+    let interface = match DriverTraits::existing_interface_of(devargs) {
+        Some(name) => Some(PacketInterface {
+            index: siw_xdp::XdpInterface::find_by_name(name)?.index,
+            bypasses_qdisc: !devargs.contains("qdisc_bypass=0"),
+        }),
+        None => None,
+    };
     Port::from_port_id(eal, id, name, None, interface)
 }
 

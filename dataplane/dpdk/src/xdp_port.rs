@@ -285,10 +285,10 @@ impl XdpPort {
     }
 
     pub(crate) fn link_status(&self) -> Result<LinkStatus> {
-        let now = XdpInterface::find_by_name(&self.interface.name)?;
+        let now = XdpInterface::find_by_index(self.interface.index)?;
         Ok(LinkStatus {
             up: now.is_up && now.is_running,
-            mbps: now.mbps.unwrap_or(u32::MAX),
+            mbps: now.mbps.unwrap_or(0),
             mtu: Some(now.mtu),
             unserved_queues: now.rx_queues.saturating_sub(self.interface.rx_queues),
         })
@@ -301,7 +301,7 @@ impl XdpPort {
 
     /// Returns true if the interface was removed.
     pub(crate) fn is_gone(&self) -> bool {
-        !self.interface.exists()
+        !XdpInterface::exists(self.interface.index)
     }
 
     /// Reads the loss counters; the queues keep no shared counts of packets.

@@ -193,6 +193,10 @@ pub struct DeviceConfig {
     /// Follow the kernel's routes and neighbours on the interface.
     #[serde(default)]
     pub host_routes: bool,
+    /// Open the device again when its interface is removed and one of the same name appears. Devices with
+    /// `af_xdp` and AF_PACKET devices have such an interface.
+    #[serde(default = "default_reattach")]
+    pub reattach: bool,
     /// `[device.mpa]`
     #[serde(default)]
     pub mpa: MpaSettings,
@@ -214,6 +218,10 @@ fn default_loss() -> Spanned<f64> {
 
 fn default_host_ports() -> Spanned<PortRange> {
     Spanned::new(0..0, PortRange::BEYOND_LINUX)
+}
+
+fn default_reattach() -> bool {
+    true
 }
 
 fn default_tso() -> Spanned<TsoPolicy> {
@@ -294,6 +302,17 @@ impl DeviceConfig {
             }
             _ => None,
         })
+    }
+
+    /// The existing interface of the kernel that the device uses, which can vanish and come back.
+    pub fn existing_interface(&self) -> Option<String> {
+        match self.link_source() {
+            LinkSource::Xdp(interface) => Some(interface),
+            LinkSource::Vdev(devargs) => {
+                DriverTraits::existing_interface_of(&devargs).map(str::to_owned)
+            }
+            LinkSource::Pair(_) | LinkSource::Pci(_) => None,
+        }
     }
 
     /// Links of this device that no other device can have, by their names in messages. Devices with
@@ -419,6 +438,14 @@ impl DeviceConfig {
                 return Err((
                     self.addresses.span(),
                     format!("address {} is given twice", address.addr),
+                ));
+            }
+        }
+        for cidr in addresses {
+            if let Some(why) = reserved_in(cidr, cidr.addr) {
+                return Err((
+                    self.addresses.span(),
+                    format!("address {}/{}: {why}", cidr.addr, cidr.prefix),
                 ));
             }
         }
@@ -642,6 +669,10 @@ impl DeviceConfig {
                 cidr.addr != router && siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(router)
             }
         });
+        let mut addresses = self.addresses.get_ref().iter();
+        if let Some(why) = addresses.find_map(|cidr| reserved_in(cidr, router)) {
+            return Err((span, format!("router {router}: {why}")));
+        }
         if near && router.is_ipv4() == to.is_ipv4() {
             return Ok(());
         }
@@ -651,5 +682,54 @@ impl DeviceConfig {
                 "router {router}: it must be on one of the device's own networks (or fe80::/10), of the destination's family, and not the device itself"
             ),
         ))
+    }
+}
+
+/// Returns the reason why no host can have an address on the network of `cidr`; `None` if one can. Networks
+/// of one or two addresses have neither a network nor a broadcast address (RFC 3021).
+fn reserved_in(cidr: &Cidr, address: IpAddr) -> Option<&'static str> {
+    let (IpAddr::V4(own), IpAddr::V4(address)) = (cidr.addr, address) else {
+        return None;
+    };
+    if cidr.prefix > 30 {
+        return None;
+    }
+    let hosts = u32::MAX.checked_shr(cidr.prefix.into()).unwrap_or(0);
+    if (own.to_bits() ^ address.to_bits()) & !hosts != 0 {
+        return None;
+    }
+    match address.to_bits() & hosts {
+        0 => Some("it is the address of the network, not of a host (RFC 1122 section 3.2.1.3)"),
+        part if part == hosts => {
+            Some("it is the broadcast address of the network (RFC 1122 section 3.2.1.3)")
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_and_broadcast_addresses_are_of_no_host() {
+        let reserved = |cidr: &str, address: &str| {
+            reserved_in(&cidr.parse().unwrap(), address.parse().unwrap()).is_some()
+        };
+        for (cidr, address, expected) in [
+            ("10.0.0.1/24", "10.0.0.0", true),
+            ("10.0.0.1/24", "10.0.0.255", true),
+            ("10.0.0.1/24", "10.0.1.255", false),
+            ("10.0.0.1/23", "10.0.0.255", false),
+            ("10.0.0.1/23", "10.0.1.0", false),
+            ("10.0.0.1/23", "10.0.1.255", true),
+            ("10.0.0.1/30", "10.0.0.3", true),
+            ("10.0.0.0/31", "10.0.0.0", false),
+            ("10.0.0.0/31", "10.0.0.1", false),
+            ("10.0.0.0/32", "10.0.0.0", false),
+            ("fd00::/64", "fd00::", false),
+        ] {
+            assert_eq!(reserved(cidr, address), expected, "{address} in {cidr}");
+        }
     }
 }

@@ -12,12 +12,13 @@ use std::thread::JoinHandle;
 use nix::libc;
 use siw_shm::control::Message;
 use siw_shm::control::messages as m;
+use toml::Spanned;
 
 use super::captures::Captures;
 use super::connections::Connections;
 use super::context::Context;
 use super::host_routes::RouteFollower;
-use super::links::{LinkMonitor, Removal, WatchedPort};
+use super::links::{LinkMonitor, Removal, ReturningInterface, WatchedPort};
 use super::memory::Memory;
 use super::pending::PendingReply;
 use super::refusal::Refusal;
@@ -106,17 +107,43 @@ impl RunningDevice {
                 host_interface,
                 port: device.port,
                 claims,
+                returning: device
+                    .config
+                    .existing_interface()
+                    .filter(|_| device.config.reattach)
+                    .map(|name| ReturningInterface {
+                        name,
+                        report: report_return,
+                    }),
             },
         })
     }
 }
 
-/// A device that was opened for an operator.
-pub struct AddedDevice {
+/// Progress of a device that is added.
+pub enum AddedDevice {
+    /// It is open.
+    Open(Box<OpenedDevice>),
+    /// The interface of a removed device, which has this index, is there again.
+    InterfaceIsBack {
+        /// Index of the removed device.
+        device: usize,
+    },
+}
+
+/// Report that the interface of a removed device is back.
+fn report_return(device: usize) -> HelperReport {
+    HelperReport::DeviceOpened(Box::new(Ok(AddedDevice::InterfaceIsBack { device })))
+}
+
+/// A device that was opened for an operator, or because its interface is back.
+pub struct OpenedDevice {
     device: RunningDevice,
     config: DeviceConfig,
     /// The part of each worker that serves it.
     ports: Vec<(usize, NewPort)>,
+    /// Index of the removed device that it takes the place of.
+    replaces: Option<usize>,
 }
 
 /// Opening of a device, in a thread of its own.
@@ -132,6 +159,8 @@ struct Opening {
     files: Option<DeviceWriter>,
     index: usize,
     name: String,
+    /// The removed device that it takes the place of, with the settings that it had.
+    replaces: Option<(usize, DeviceConfig)>,
 }
 
 fn invalid(why: impl std::fmt::Display) -> Refusal {
@@ -152,6 +181,13 @@ impl Opening {
     /// Reads the device's table. Returns it, and the configuration in force with this device.
     fn read_configuration(&self) -> Result<(DeviceConfig, Config), Refusal> {
         let name = &self.name;
+        if let Some((_, config)) = &self.replaces {
+            let mut all = self.running.clone();
+            all.devices
+                .retain(|other| other.get_ref().name != config.name);
+            all.devices.push(Spanned::new(0..0, config.clone()));
+            return Ok((config.clone(), all));
+        }
         let file = self.source.load().map_err(invalid)?;
         let mut tables = file.devices.iter();
         let found = tables.find(|device| device.get_ref().name.get_ref().0 == *name);
@@ -262,11 +298,12 @@ impl Opening {
         {
             tracing::warn!(device = %name, "cannot write the files for programs that read /sys: {error}");
         }
-        Ok(AddedDevice {
+        Ok(AddedDevice::Open(Box::new(OpenedDevice {
             device,
             config: config.clone(),
             ports,
-        })
+            replaces: self.replaces.as_ref().map(|(device, _)| *device),
+        })))
     }
 }
 
@@ -332,6 +369,20 @@ impl DeviceChanges {
                 "another device is being added, or this one is still being removed: try again";
             return Err(Refusal::new(libc::EBUSY, why));
         }
+        self.begin_opening(context, configuration, links, name, None)?;
+        Ok(Served::Deferred(PendingReply::AddDevice))
+    }
+
+    /// Starts the thread that opens a device.
+    fn begin_opening(
+        &mut self,
+        context: &Context,
+        configuration: &Configuration,
+        links: &LinkMonitor,
+        name: &str,
+        replaces: Option<(usize, DeviceConfig)>,
+    ) -> Result<(), Refusal> {
+        let views = &context.devices.views;
         let running = views.iter().filter(|view| !view.is_gone);
         let addresses = running.flat_map(|view| {
             let addresses = view.addresses.iter();
@@ -347,6 +398,7 @@ impl DeviceChanges {
             files: links.sysfs().map(|sysfs| sysfs.device_writer()),
             index: views.len(),
             name: name.to_owned(),
+            replaces,
         };
         let reporter: Reporter = context.helpers.reporter().clone();
         let open = move || {
@@ -359,16 +411,51 @@ impl DeviceChanges {
             Refusal::new(libc::EAGAIN, why)
         });
         self.opening = Some(started?);
-        Ok(Served::Deferred(PendingReply::AddDevice))
+        Ok(())
+    }
+
+    /// Starts to open a removed device again, whose interface is back. If it fails, its thread reports the
+    /// interface again.
+    fn begin_return(&mut self, context: &Context, parts: &mut ChangedParts<'_>, device: usize) {
+        let Some(view) = context.devices.views.get(device) else {
+            return;
+        };
+        if view.is_deleted {
+            parts.links.forget_return(device);
+            return;
+        }
+        if self.opening.is_some() || !parts.links.is_closed(device) {
+            return;
+        }
+        let mut config = DeviceConfig::clone(&view.config);
+        config.addresses = Spanned::new(0..0, view.addresses.clone());
+        parts.links.remove_files(device, view);
+        let started = self.begin_opening(
+            context,
+            parts.configuration,
+            parts.links,
+            &view.name,
+            Some((device, config)),
+        );
+        if let Err(refusal) = started {
+            tracing::warn!(device = %view.name, "not opened again: {}", refusal.reason());
+        }
     }
 
     /// Takes over an opened device, and answers the operator.
     pub fn on_opened(
         &mut self,
         context: &mut Context,
-        parts: ChangedParts<'_>,
+        mut parts: ChangedParts<'_>,
         opened: Result<AddedDevice, Refusal>,
     ) {
+        let opened = match opened {
+            Ok(AddedDevice::InterfaceIsBack { device }) => {
+                return self.begin_return(context, &mut parts, device);
+            }
+            Ok(AddedDevice::Open(opened)) => Ok(*opened),
+            Err(refusal) => Err(refusal),
+        };
         // It has sent its last report.
         self.opening = None;
         let outcome = opened.and_then(|added| take_over(context, parts, added));
@@ -423,6 +510,7 @@ impl DeviceChanges {
         view.is_deleted = true;
         configuration.remove_device(&view.name);
         links.remove_files(device, view);
+        links.forget_return(device);
         routes.remove(device);
         let is_closed = links.is_closed(device);
         Ok((!is_closed).then_some(PendingReply::RemoveDevice { device }))
@@ -474,20 +562,38 @@ fn users_of(context: &Context, connections: &Connections, device: usize) -> Vec<
 fn take_over(
     context: &mut Context,
     parts: ChangedParts<'_>,
-    added: AddedDevice,
+    added: OpenedDevice,
 ) -> Result<(), Refusal> {
-    let AddedDevice {
+    let OpenedDevice {
         device,
         config,
         ports,
+        replaces,
     } = added;
     let index = context.devices.views.len();
+    if let Some(former) = replaces {
+        let view = &mut context.devices.views[former];
+        if view.is_deleted {
+            parts.links.remove_files(index, &device.view);
+            let why = format!("an operator has removed device {} meanwhile", view.name);
+            return Err(Refusal::new(libc::ENODEV, why));
+        }
+        view.is_deleted = true;
+        parts.configuration.remove_device(&view.name);
+        parts.links.forget_return(former);
+        parts.routes.remove(former);
+    }
     if let Err(error) = parts.links.add(&device.view, device.port) {
         parts.links.remove_files(index, &device.view);
         let why = format!("a thread cannot be started: {error}");
         return Err(Refusal::new(libc::EAGAIN, why));
     }
-    tracing::warn!(device = %device.view.name, "an operator has added the device");
+    match replaces {
+        Some(_) => {
+            tracing::warn!(device = %device.view.name, "the interface is back, and the device is open again");
+        }
+        None => tracing::warn!(device = %device.view.name, "an operator has added the device"),
+    }
     parts.memory.sends_by_reference |= device.sends_by_reference;
     parts.configuration.add_device(config);
     let name = device.view.name.clone();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use dpdk::{LinkStatus, PortEvent};
+use dpdk::{LinkStatus, PortEvent, XdpInterface};
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 
@@ -24,9 +24,14 @@ use crate::ids::ClientId;
 use crate::netlink::RouteSocket;
 use crate::prepared::DeviceClaims;
 use crate::sysfs_tree::SysfsTree;
+use crate::worker::messages::Command;
 
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Time between two looks for an interface that was removed, and the longest pause after a failure to open
+/// its device again; it doubles with each.
+const RETURN_INTERVAL: Duration = Duration::from_millis(100);
+const LONGEST_RETURN_PAUSE: Duration = Duration::from_secs(30);
 /// Shortest time between two messages about refused frames of a device.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -40,6 +45,16 @@ pub struct WatchedPort {
     pub port: dpdk::Port,
     /// Locks of the device on this machine.
     pub claims: DeviceClaims,
+    /// The interface with which the device comes back after its removal; `None`: it does not.
+    pub(super) returning: Option<ReturningInterface>,
+}
+
+/// An interface of the kernel whose device is opened again when the interface is back.
+pub(super) struct ReturningInterface {
+    /// Its name.
+    pub name: String,
+    /// Builds the report that it is back, from the index of the removed device.
+    pub report: fn(usize) -> HelperReport,
 }
 
 /// Cause of a removal.
@@ -64,8 +79,10 @@ struct MonitoredPort {
     /// Number of workers that still have queues of the port, after the removal of its device. The
     /// last one closes the port.
     queue_holders: Option<usize>,
-    /// Orders the thread to close the port.
+    /// Orders the thread to close the port. Without it the thread ends.
     close: Option<mpsc::Sender<()>>,
+    /// The thread waits, after it has closed the port, for the interface to come back.
+    awaits_return: bool,
     thread: Option<JoinHandle<()>>,
     claims: Vec<Weak<HostClaim>>,
     is_closed: bool,
@@ -117,6 +134,7 @@ impl LinkMonitor {
         self.ports.push(MonitoredPort {
             queue_holders: None,
             close: Some(close),
+            awaits_return: false,
             thread: Some(thread),
             claims,
             is_closed: false,
@@ -170,6 +188,14 @@ impl LinkMonitor {
         };
         tracing::info!(device = %context.devices.views[device].name, "{why}");
         post_to_clients(&mut context.resources, kind, device, why);
+        if state.is_up {
+            // Connections whose timeouts have backed off meanwhile send again at once.
+            let routes = Arc::new(context.devices.views[device].learned_routes.clone());
+            context.workers.post_to_all(|| Command::LearnRoutes {
+                device,
+                routes: routes.clone(),
+            });
+        }
     }
 
     /// Writes the GIDs of a device whose addresses have changed, and reports the change to every client.
@@ -199,6 +225,7 @@ impl LinkMonitor {
         };
         if let Some(monitored) = self.ports.get_mut(device) {
             monitored.queue_holders = Some(context.workers.worker_count());
+            monitored.awaits_return = cause == Removal::Event(PortEvent::Removed);
         }
         let view = &mut context.devices.views[device];
         view.link_downs += u64::from(view.link_up);
@@ -235,11 +262,27 @@ impl LinkMonitor {
             return;
         };
         *holders = holders.saturating_sub(1);
-        if *holders == 0
-            && let Some(close) = monitored.close.take()
-        {
+        if *holders > 0 {
+            return;
+        }
+        monitored.queue_holders = None;
+        if let Some(close) = &monitored.close {
             // The thread takes this order in all its states.
             let _ = close.send(());
+        }
+        if !monitored.awaits_return {
+            monitored.close = None;
+        }
+    }
+
+    /// Ends the wait for the interface of a removed device.
+    pub fn forget_return(&mut self, device: usize) {
+        if let Some(monitored) = self.ports.get_mut(device) {
+            monitored.awaits_return = false;
+            // The order to close the port was sent; it arrives before the end.
+            if monitored.queue_holders.is_none() {
+                monitored.close = None;
+            }
         }
     }
 }
@@ -288,19 +331,24 @@ impl WatchedDevice {
             match orders.recv_timeout(POLL_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
-                Ok(()) => return self.close(reporter),
+                Ok(()) => return self.close(orders, reporter),
             }
         }
         if orders.recv().is_ok() {
-            self.close(reporter);
+            self.close(orders, reporter);
         }
     }
 
-    /// Closes the removed device; the kernel may be waiting for that.
-    fn close(self, reporter: &Reporter) {
+    /// Closes the removed device; the kernel may be waiting for that. Then waits for the return of its
+    /// interface until the control thread drops the sender of orders.
+    fn close(self, orders: &mpsc::Receiver<()>, reporter: &Reporter) {
         let (device, name) = (self.number, self.name);
         let WatchedPort {
-            host, port, claims, ..
+            host,
+            port,
+            claims,
+            returning,
+            ..
         } = self.watched;
         drop(host);
         match port.detach() {
@@ -312,6 +360,9 @@ impl WatchedDevice {
         drop(claims);
         let report = LinkReport::Closed;
         reporter.send(HelperReport::Link { device, report });
+        if let Some(interface) = returning {
+            await_return(device, &interface, orders, reporter);
+        }
     }
 
     /// Sets the carrier of a shared device's kernel interface to the link state.
@@ -346,6 +397,28 @@ impl WatchedDevice {
                  whose frames arrive there stand still: give it the former number (ethtool -L), or restart \
                  siwd"
             ),
+        }
+    }
+}
+
+/// Reports the interface of a removed device when it exists and is up, again and again until the sender of
+/// orders is gone.
+fn await_return(
+    device: usize,
+    interface: &ReturningInterface,
+    orders: &mpsc::Receiver<()>,
+    reporter: &Reporter,
+) {
+    let mut pause = RETURN_INTERVAL;
+    loop {
+        if XdpInterface::find_by_name(&interface.name).is_ok_and(|found| found.is_up) {
+            reporter.send((interface.report)(device));
+            pause = (2 * pause).min(LONGEST_RETURN_PAUSE);
+        } else {
+            pause = RETURN_INTERVAL;
+        }
+        if let Err(RecvTimeoutError::Disconnected) = orders.recv_timeout(pause) {
+            return;
         }
     }
 }

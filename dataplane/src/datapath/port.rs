@@ -63,6 +63,8 @@ pub(crate) struct WorkerPort<R> {
     link: LinkTraits,
     host: Option<Arc<HostQueue>>,
     pub(crate) frames_received: u64,
+    /// Frames were dropped because of offloads of their sender, and this was logged.
+    has_logged_offloads: bool,
 }
 
 impl<R> WorkerPort<R> {
@@ -99,6 +101,7 @@ impl<R> WorkerPort<R> {
             link: config.link,
             host: config.host,
             frames_received: 0,
+            has_logged_offloads: false,
         })
     }
 
@@ -162,6 +165,9 @@ impl<R> WorkerPort<R> {
         }
         if self.stack.has_host_frames() {
             self.leave_host_frames();
+        }
+        if !self.has_logged_offloads && self.stack.stats().offload_drops() > 0 {
+            self.log_offloads();
         }
         any
     }
@@ -237,6 +243,19 @@ impl<R> WorkerPort<R> {
             address = %conflict.address,
             "another host on the link has this address: its Ethernet address is {mac}; connections of \
              both fail until one of them gets another address"
+        );
+    }
+
+    /// Names the cure for frames of a sender on this machine, once.
+    #[cold]
+    fn log_offloads(&mut self) {
+        self.has_logged_offloads = true;
+        tracing::warn!(
+            device = self.device,
+            "frames of a sender on this machine are dropped, because it leaves their checksums or their \
+             segmentation to an offload that does not take place. Switch the offloads of its interface \
+             off, which is the other end of a veth pair: ethtool -K PEER tx off tso off gso off gro off \
+             (siwctl show drops counts these frames)"
         );
     }
 

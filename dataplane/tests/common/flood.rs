@@ -293,11 +293,8 @@ impl Mixer {
                 }
             }
             (12, _) => {
-                let mut e = self.stranger();
-                if r & 1 == 0 && e.ip[0].is_ipv4() {
-                    // A stranger claims the peer's address.
-                    e.ip[0] = self.victim.ends.ip[0];
-                }
+                // Not the peer's address: entries follow such claims (RFC 826).
+                let e = self.stranger();
                 match (e.ip[0].is_ipv4(), r >> 8 & 1) {
                     (true, 0) => e.arp(1),
                     (true, _) => e.arp(2),

@@ -24,7 +24,7 @@ pub const ACK: u8 = 16;
 /// The test's end of an Ethernet link.
 pub struct Wire {
     socket: OwnedFd,
-    mac: [u8; 6],
+    pub mac: [u8; 6],
     ip: Ipv4Addr,
 }
 

@@ -51,6 +51,36 @@ fn a_receive_window_without_room_for_an_fpdu_is_refused() {
     );
 }
 
+/// RFC 1122 section 3.2.1.3.
+#[test]
+fn addresses_of_no_host_are_refused() {
+    let device = |lines: &str| {
+        let text = format!("[[device]]\nname = \"siw0\"\ndevargs = \"net_null0\"\n{lines}\n");
+        refused(&text, &["--check"])
+    };
+    for (lines, why) in [
+        (
+            "addresses = [\"10.77.0.255/24\"]",
+            "10.77.0.255/24: it is the broadcast address",
+        ),
+        (
+            "addresses = [\"10.77.0.0/24\"]",
+            "10.77.0.0/24: it is the address of the network",
+        ),
+        (
+            "addresses = [\"10.77.0.1/24\"]\ngateway = \"10.77.0.255\"",
+            "router 10.77.0.255: it is the broadcast address",
+        ),
+        (
+            "addresses = [\"10.77.0.1/24\"]\nroutes = [{ to = \"192.0.2.0/24\", via = \"10.77.0.0\" }]",
+            "router 10.77.0.0: it is the address of the network",
+        ),
+    ] {
+        let text = device(lines);
+        assert!(text.contains(why), "{text}");
+    }
+}
+
 #[test]
 fn a_missing_configuration_is_named() {
     let out = std::process::Command::new(env!("CARGO_BIN_EXE_siwd"))

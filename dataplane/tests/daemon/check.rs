@@ -248,9 +248,27 @@ fn a_check_agrees_with_a_start_about_interfaces() {
     ns.ip("link add veth0 type veth peer name veth1");
     ns.ip("link set veth0 up");
     ns.ip("link set veth1 up");
+    ns.ip("link add down0 type bridge");
+    for name in ["veth0", "veth1", "down0"] {
+        let off = format!("-K {name} tso off gso off gro off tx off");
+        ns.command("ethtool", &off);
+    }
+    ns.ip("link add veth2 type veth peer name veth3");
+    ns.ip("link set veth2 up");
+    ns.ip("link set veth3 up");
     let packet = "devargs = \"net_af_packet0,iface=veth0\"";
     let cases = [
         ("af_packet", one(packet), OK),
+        (
+            "offloads of the peer, af_packet",
+            one("devargs = \"net_af_packet0,iface=veth2\""),
+            WARNINGS,
+        ),
+        (
+            "interface that is down",
+            one("devargs = \"net_af_packet0,iface=down0\""),
+            WARNINGS,
+        ),
         ("tap", one("devargs = \"net_tap0,iface=siwtap0\""), OK),
         (
             "mtu of the interface",
@@ -337,4 +355,41 @@ fn a_check_names_what_another_daemon_has() {
             "{out}{err}"
         );
     }
+}
+
+#[test]
+fn a_check_names_the_command_for_an_interface() {
+    skip_if!(lacks_network());
+    let ns = Netns::new();
+    ns.ip("link add veth0 type veth peer name veth1");
+    ns.ip("link set veth0 up");
+    ns.ip("link set veth1 up");
+    ns.ip("link add bridge0 type bridge");
+    let warnings = |link: &str| -> String {
+        let (_dir, mut command) = siwd(&one(link), &["--check", "--json"]);
+        let out = ns.run(|| command.output().unwrap());
+        let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        json["warnings"].to_string()
+    };
+    for link in [
+        "devargs = \"net_af_packet0,iface=veth0\"",
+        "af_xdp = \"veth0\"",
+    ] {
+        let text = warnings(link);
+        assert!(text.contains("ethtool -K veth1 tx off"), "{text}");
+    }
+    let text = warnings("devargs = \"net_af_packet0,iface=bridge0\"");
+    assert!(text.contains("ip link set bridge0 up"), "{text}");
+    assert!(text.contains("ethtool -K bridge0 gro off"), "{text}");
+}
+
+#[test]
+fn a_check_names_a_limit_of_open_files_that_is_too_low() {
+    let (_dir, command) = siwd(LOOPBACK, &["--check", "--json"]);
+    let mut limited = std::process::Command::new("prlimit");
+    limited.arg("--nofile=16:16").arg(command.get_program());
+    let out = limited.args(command.get_args()).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert_eq!(out.status.code(), Some(MACHINE), "{text}");
+    assert!(text.contains("LimitNOFILE="), "{text}");
 }

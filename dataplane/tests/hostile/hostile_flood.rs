@@ -110,6 +110,8 @@ fn judge(n: impl Fn(&str) -> u64, sent: &Sent, time: Duration) {
     // Each frame is counted once, or twice if one of the counts is an error.
     let first = n("TcpInSegs")
         + n("TcpInCsumErrors")
+        + n("SiwOffloadedChecksums")
+        + n("SiwOffloadedSegments")
         + n("IpReasmReqds")
         + n("IpInUnknownProtos")
         + n("IpInHdrErrors")

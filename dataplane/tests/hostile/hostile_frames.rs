@@ -452,7 +452,7 @@ fn scans_of_ports_and_protocols_over_a_tap_are_told_what_the_rfcs_say() {
 }
 
 #[test]
-fn storms_and_spoofs_of_arp_and_neighbour_discovery_are_counted_bounded_and_not_believed() {
+fn storms_and_spoofs_of_arp_and_neighbour_discovery_are_counted_and_bounded() {
     skip_if!(lacks());
     let mut r = Rig::new();
     let mut peer = r.connect();
@@ -485,7 +485,10 @@ fn storms_and_spoofs_of_arp_and_neighbour_discovery_are_counted_bounded_and_not_
     far[21] = 254;
     assert!(r.attacker.flood((0..100).map(|_| far.clone())).is_empty());
     assert_eq!(r.counted(["IpInAddrErrors"]), [100]);
-    // Output still goes to the peer's address.
+    // Entries follow claims (RFC 826), those of the peer itself, too.
+    let mut announcement = ends(&PEER.to_string());
+    (announcement.mac[0], announcement.ip[1]) = (peer.wire.mac, PEER.into());
+    r.attacker.send(&announcement.arp(1));
     r.lives(&mut peer);
     peer.await_ack();
     drop(peer);

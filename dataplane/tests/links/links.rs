@@ -417,3 +417,25 @@ fn a_link_that_goes_down_and_up_is_told_to_every_client() {
     let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
     assert_eq!(statistics["total"][0]["link_downs"], 2, "{statistics}");
 }
+
+#[test]
+fn the_speed_of_a_link_that_knows_none_is_unknown() {
+    skip_if!(lacks_network().or_else(|| missing_program("ethtool")));
+    let ns = Netns::new();
+    ns.ip("link add bridge0 type bridge");
+    ns.ip("link set bridge0 up arp off");
+    let siwd = ns.siwd(
+        &replaced(&config("af_packet.toml"), "veth0", "bridge0"),
+        &[],
+    );
+    let context = siwd.context();
+    assert_eq!(context.query_device(0).unwrap().link_mbps, 0);
+    let statistics = context.read_stats().unwrap();
+    let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
+    assert_eq!(statistics["total"][0]["link_mbps"], 0, "{statistics}");
+    // As the kernel has it (ib_get_eth_speed): InfiniBand has no value for an unknown speed.
+    let tree = siw_shm::device_identity::sysfs_tree_of(&siwd.socket);
+    let rate = tree.join("class/infiniband/siw0/ports/1/rate");
+    let rate = std::fs::read_to_string(rate).unwrap();
+    assert_eq!(rate.trim_end(), "2.5 Gb/sec (1X SDR)");
+}

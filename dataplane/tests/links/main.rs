@@ -9,6 +9,7 @@ mod links;
 mod path_mtu;
 mod properties;
 mod retransmissions;
+mod returning_interfaces;
 mod service_unit;
 mod shared_nic;
 mod stream_device;

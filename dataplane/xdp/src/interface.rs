@@ -31,7 +31,21 @@ pub struct XdpInterface {
     pub strips_vlan: bool,
 }
 
+/// Offloads of an interface that change the frames that programs below the kernel's stack see.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct InterfaceOffloads {
+    /// Packets that the kernel sends may have no checksum.
+    pub leaves_checksums: bool,
+    /// Packets that the kernel sends may be longer than the MTU (TSO).
+    pub leaves_segmentation: bool,
+    /// The kernel merges received segments before packet sockets get them (GRO).
+    pub merges_segments: bool,
+}
+
+const ETHTOOL_GTXCSUM: u32 = 0x16;
+const ETHTOOL_GTSO: u32 = 0x1e;
 const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_GGRO: u32 = 0x2b;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETHTOOL_GSET: u32 = 0x01;
 const ETHTOOL_FLAG_RX_VLAN: u32 = 1 << 8;
@@ -130,14 +144,36 @@ impl XdpInterface {
 }
 
 impl XdpInterface {
-    /// Returns whether the interface still exists.
-    pub fn exists(&self) -> bool {
-        // The name was a valid C string at the look-up.
-        CString::new(self.name.as_str()).is_ok_and(|name| {
-            // SAFETY: a C string that lives through the call.
-            let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-            index == self.index
+    /// Finds the interface with this number in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// No interface has this number.
+    pub fn find_by_index(index: u32) -> Result<XdpInterface> {
+        let name = name_of(index);
+        XdpInterface::find_by_name(
+            &name.ok_or_else(|| Error::NoInterface(format!("number {index}")))?,
+        )
+    }
+
+    /// Reads the offloads that are on; those that the driver does not report count as off.
+    ///
+    /// # Errors
+    /// The operating system provides no socket.
+    pub fn read_offloads(&self) -> Result<InterfaceOffloads> {
+        let name = CString::new(self.name.as_str());
+        let query = Query::open_socket(&name.map_err(|_| Error::InvalidName(self.name.clone()))?)?;
+        let is_on = |command| query.read_value(command) != 0;
+        Ok(InterfaceOffloads {
+            leaves_checksums: is_on(ETHTOOL_GTXCSUM),
+            leaves_segmentation: is_on(ETHTOOL_GTSO),
+            merges_segments: is_on(ETHTOOL_GGRO),
         })
+    }
+
+    /// Returns whether the network namespace of the calling thread has an interface with this number. An
+    /// interface keeps its number while it is renamed, and gets another in another namespace.
+    pub fn exists(index: u32) -> bool {
+        name_of(index).is_some()
     }
 
     /// The error of an interface that has an XDP program; `None` if it has none.
@@ -162,6 +198,19 @@ impl XdpInterface {
         }
         self.attached_error().map_or(Ok(()), Err)
     }
+}
+
+/// The name of the interface with this number, in the network namespace of the calling thread.
+fn name_of(index: u32) -> Option<String> {
+    let mut name = [0; libc::IFNAMSIZ];
+    // SAFETY: the buffer has the length that the call requires.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    if found.is_null() {
+        return None;
+    }
+    let bytes = name.iter().take_while(|byte| **byte != 0);
+    let bytes: Vec<u8> = bytes.map(|byte| *byte as u8).collect();
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Keeps the reception of frames enabled on an interface that the kernel did not request from the NIC.
@@ -302,10 +351,15 @@ impl Query {
     }
 
     fn strips_vlan(&self) -> bool {
-        let mut flags = EthtoolValue {
-            command: ETHTOOL_GFLAGS,
-            data: 0,
-        };
-        self.ask_driver(&mut flags) && flags.data & ETHTOOL_FLAG_RX_VLAN != 0
+        self.read_value(ETHTOOL_GFLAGS) & ETHTOOL_FLAG_RX_VLAN != 0
+    }
+
+    /// Reads a number by a command of `struct ethtool_value`; 0 if the driver does not support it.
+    fn read_value(&self, command: u32) -> u32 {
+        let mut value = EthtoolValue { command, data: 0 };
+        match self.ask_driver(&mut value) {
+            true => value.data,
+            false => 0,
+        }
     }
 }

@@ -36,7 +36,7 @@ mod socket;
 mod steering;
 
 pub use error::{Error, Result};
-pub use interface::{FrameMembership, XdpInterface};
+pub use interface::{FrameMembership, InterfaceOffloads, XdpInterface};
 pub use neighbour_copies::NeighbourCopies;
 pub use program::ClaimKind;
 pub use socket::{

@@ -31,7 +31,7 @@ macro_rules! counters {
 
 /// Counters of [`StackStats::mib_counters`] that count discarded frames, segments and datagrams, and
 /// requests that are not answered.
-const DROPS: [&str; 26] = [
+const DROPS: [&str; 28] = [
     "SiwResetsSkipped",
     "TcpExtTCPRcvQDrop",
     "TcpExtOfoPruned",
@@ -44,6 +44,8 @@ const DROPS: [&str; 26] = [
     "TcpExtTCPAbortOnMemory",
     "SiwBadAcks",
     "TcpInCsumErrors",
+    "SiwOffloadedChecksums",
+    "SiwOffloadedSegments",
     "TcpInErrs",
     "SiwBadOptions",
     "IpReasmFails",
@@ -69,6 +71,23 @@ impl StackStats {
     /// Returns true for the name of a counter of [`Self::drops`].
     pub fn is_drop(name: &str) -> bool {
         DROPS.contains(&name)
+    }
+
+    /// Counts a packet with a wrong checksum. `field`: its checksum; `pseudo`: the sum of its
+    /// pseudo-header, which the kernel writes there if an interface is to compute the checksum.
+    #[cold]
+    pub(crate) fn count_wrong_checksum(&mut self, field: u16, pseudo: u16) {
+        if field == pseudo {
+            self.offloaded_checksums += 1;
+        } else {
+            self.csum_errors += 1;
+        }
+    }
+
+    /// Returns the number of packets that were dropped because of offloads of their sender.
+    #[inline]
+    pub fn offload_drops(&self) -> u64 {
+        self.offloaded_checksums + self.offloaded_segments
     }
 
     /// Counts the beginning of a fast recovery.
@@ -240,6 +259,12 @@ counters! {
     bad_acks = "SiwBadAcks",
     /// Packets with a wrong checksum.
     csum_errors = "TcpInCsumErrors",
+    /// Packets whose checksum the sender left to an offload that did not happen: `ethtool -K` with
+    /// `tx off` for the interface of the sender.
+    offloaded_checksums = "SiwOffloadedChecksums",
+    /// Packets merged by GRO, or not cut by TSO, that do not fit into a frame of the port: `ethtool -K`
+    /// with `tso off gso off gro off`.
+    offloaded_segments = "SiwOffloadedSegments",
     /// Frames with malformed headers.
     in_errs = "TcpInErrs",
     /// Segments with options of impossible length.

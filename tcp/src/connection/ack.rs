@@ -31,9 +31,14 @@ impl<R> Sender<R> {
         tcb.update_send_window(seg);
         if old_window < tcb.flight() && tcb.snd_wnd >= tcb.flight() {
             // The peer's window had shrunk below the data in flight and covers it again: the
-            // segments that the peer refused in between were not lost on the path.
+            // segments that the peer refused in between were not lost on the path. They are sent
+            // again at once.
             tcb.backoff = 0;
+            self.split_multi_segments(tcb);
             if let Some(recovery) = &mut self.recovery {
+                if recovery.timeouts_in_row > 0 && tcb.phase == RecoveryPhase::Loss {
+                    recovery.mark_after_timeout(tcb, &mut self.send_queue, cx.now.0);
+                }
                 recovery.timeouts_in_row = 0;
             }
             self.stalled_since = to_ticks(cx.now.0).max(1);

@@ -18,6 +18,7 @@ use crate::congestion::window::initial_window;
 use crate::connection::closing_list::ClosingLists;
 use crate::connection::listeners::Listeners;
 use crate::connection::side_table::{SideFlags, SideTable};
+use crate::connection::stalled::StalledFlows;
 use crate::flow::table::FlowTable;
 use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
 use crate::link::control_queue::ControlQueue;
@@ -83,6 +84,8 @@ pub(crate) struct SharedState {
     /// Connections that may be evicted when the stack is full.
     pub closing: ClosingLists,
     pub side_table: SideTable,
+    /// Connections whose timeouts expired, by next hop.
+    pub stalled: StalledFlows,
     /// Connections with unacknowledged or unsent data.
     pub active: usize,
     pub resets: TokenBucket,
@@ -154,6 +157,13 @@ impl TcpContext<'_> {
         self.shared.stats.zero_window_probes += 1;
         let counts = self.shared.side_table.repeats_mut(self.id.index);
         counts.window_probes = counts.window_probes.saturating_add(1);
+    }
+
+    /// Records that a timeout of the connection to `remote` expired, or that no route leads there.
+    #[cold]
+    pub(crate) fn note_stalled(&mut self, tcb: &Tcb, remote: IpAddr) {
+        let hop = self.shared.next_hop(remote);
+        self.shared.stalled.insert(self.id.index, hop, tcb.snd_una);
     }
 
     /// Reports `events` to the owner through `next_event`.
@@ -264,6 +274,7 @@ impl SharedState {
             tso_watch: TsoWatch::default(),
             closing: ClosingLists::new(),
             side_table: SideTable::default(),
+            stalled: StalledFlows::default(),
             active: 0,
             resets: TokenBucket::new(rate),
             datagrams: TokenBucket::new(rate),

@@ -129,11 +129,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
     ) -> SegmentVerdict {
         let acked = seg.flags & ACK != 0;
         if acked && seg.ack != self.tcb.snd_nxt {
-            return if seg.flags & RST != 0 {
-                SegmentVerdict::Done
-            } else {
-                SegmentVerdict::Reset
-            };
+            if seg.flags & RST != 0 {
+                return SegmentVerdict::Done;
+            }
+            self.repeat_syn_after_reset(cx);
+            return SegmentVerdict::Reset;
         }
         if seg.flags & RST != 0 {
             if acked {
@@ -169,6 +169,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
         }
         SegmentVerdict::Done
+    }
+
+    /// Sends the SYN again, behind the reset that answers a segment of an earlier connection (RFC 9293
+    /// section 3.5.1, half-open connections): the reset ends that connection at the peer, which then
+    /// accepts the SYN. Once per open, because the reset may be lost, and the segment may be forged.
+    /// Nothing was lost: the SYN may request ECN again, its answer is an RTT sample, and the initial
+    /// window stays.
+    #[cold]
+    fn repeat_syn_after_reset(&mut self, cx: &mut TcpContext<'_>) {
+        let flags = &mut cx.shared.side_table.fields_of(cx.id.index).flags;
+        if flags.has(SideFlags::SYN_AFTER_RESET) || self.tcb.has(ConnectionFlags::NEED_SYN) {
+            return;
+        }
+        flags.set(SideFlags::SYN_AFTER_RESET, true);
+        // `emit_syn` counts those whose timeout expired.
+        cx.shared.stats.syn_retrans += u64::from(self.tcb.backoff == 0);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
+        self.tcb.restart_retransmission_timer(cx);
     }
 
     /// Handles a repeated SYN in SYN-RECEIVED: our SYN-ACK was lost, or they crossed. The SYN-ACK

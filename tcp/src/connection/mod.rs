@@ -18,6 +18,7 @@ pub(crate) mod receiver;
 pub(crate) mod reset;
 pub(crate) mod sender;
 pub(crate) mod side_table;
+pub(crate) mod stalled;
 #[cfg(test)]
 mod tests_without_stack;
 pub(crate) mod timers;

@@ -103,6 +103,8 @@ impl SideFlags {
     /// Data segments may be ECN-capable (RFC 3168 section 6.1.1): both ends have agreed by the first
     /// SYNs. The condition to echo marks is weaker; see `ConnectionFlags::ECN`.
     pub const MAY_SEND_ECT: SideFlags = SideFlags(2);
+    /// The SYN was sent again behind a reset of an earlier connection.
+    pub const SYN_AFTER_RESET: SideFlags = SideFlags(4);
 
     /// Returns whether `flag` is set.
     pub(crate) fn has(self, flag: SideFlags) -> bool {

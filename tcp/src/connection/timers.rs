@@ -10,6 +10,7 @@ use crate::base::time::{at_ticks, to_nanos, to_ticks};
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::side_table::SideFlags;
+use crate::connection::stalled::ReleasedFlow;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -197,6 +198,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.is_timer(timer) {
             self.tcb.stop_timer();
         }
+        if matches!(
+            timer,
+            Timer::Retransmission | Timer::TailLossProbe | Timer::Persist
+        ) {
+            cx.note_stalled(&self.tcb, self.path.remote());
+        }
         match timer {
             Timer::DelayedAck => {
                 self.tcb.ack_at = 0;
@@ -221,6 +228,42 @@ impl<B: RecvBuf, R> Connection<B, R> {
             Timer::Pacing => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
             Timer::PathSearch => self.tcb.flags |= ConnectionFlags::SEARCH_DUE,
             Timer::IdleMemory => self.release_memory(),
+        }
+    }
+
+    /// Sends again what got no answer, because the path to the peer has changed: another Ethernet
+    /// address of the neighbour, another route, a link that is up again. It does not count as a further
+    /// attempt. A change resumes a connection at most once per timeout, which [`Self::fire_timer`]
+    /// records.
+    #[cold]
+    pub(crate) fn resume_stalled(&mut self, cx: &mut TcpContext<'_>, released: &ReleasedFlow) {
+        if self.tcb.snd_una != released.una || !self.tcb.is_busy() {
+            return;
+        }
+        let backoff = match released.forgets_backoff {
+            true => 0,
+            false => self.tcb.backoff.saturating_sub(1),
+        };
+        match (self.tcb.state, self.tcb.timer()) {
+            (TcpState::SynSent | TcpState::SynReceived, Some(_))
+                if !self.tcb.has(ConnectionFlags::NEED_SYN) =>
+            {
+                // The number of SYNs has a limit.
+                self.tcb.backoff = self.tcb.backoff.saturating_sub(1);
+                self.handshake_timeout(cx);
+            }
+            (TcpState::SynSent | TcpState::SynReceived, _) => {
+                cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE)
+            }
+            (_, Some(Timer::Retransmission | Timer::TailLossProbe | Timer::Reordering)) => {
+                self.tcb.backoff = backoff;
+                self.retransmission_timeout(cx);
+            }
+            (_, Some(Timer::Persist)) => {
+                self.tcb.backoff = backoff;
+                self.persist_timeout(cx);
+            }
+            _ => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
         }
     }
 
@@ -269,6 +312,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// silent, or the table may have had no room for the request.
     #[cold]
     pub(crate) fn wait_for_neighbour(&mut self, cx: &mut TcpContext<'_>) {
+        // A route or a neighbour may end the wait. What is in flight has a timer that records it.
+        let is_resolving = matches!(self.tcb.timer(), None | Some(Timer::NeighbourResolution));
+        if is_resolving || cx.shared.next_hop(self.path.remote()).is_none() {
+            cx.note_stalled(&self.tcb, self.path.remote());
+        }
         if self.tcb.timer().is_some()
             || !(self.tcb.is_busy() || self.tcb.has(ConnectionFlags::NEED_MASK))
         {

@@ -18,6 +18,7 @@ use crate::base::siphash::Key;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::config::StackConfig;
+use crate::link::ndp::{self, NDP_HOP_LIMIT};
 use crate::link::neighbours::{ClaimKind, Solicitation};
 use crate::wire::constants::{
     CHECKSUM_RIGHT, DEFAULT_HOP_LIMIT, ETHERNET_HEADER_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4,
@@ -37,8 +38,6 @@ const BROADCAST: [u8; 6] = [0xff; 6];
 /// The multicast group of all nodes (RFC 4291 section 2.7.1).
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
-/// Hop limit of NDP (RFC 4861 section 7.1); used for all our ICMPv6 messages.
-const NDP_HOP_LIMIT: u8 = 255;
 const ICMP_HEADER_LEN: usize = 8;
 const ICMPV4_ECHO_REPLY: u8 = 0;
 const ICMPV4_ECHO_REQUEST: u8 = 8;
@@ -429,7 +428,7 @@ impl ControlQueue {
             self.push_arp(source_hardware_addr.0, &repr, stats);
         }
         claim(match operation {
-            ArpOperation::Reply => ClaimKind::Answer,
+            ArpOperation::Reply => ClaimKind::Reply,
             _ => ClaimKind::Solicitation,
         })
     }
@@ -480,8 +479,8 @@ impl ControlQueue {
     }
 
     /// Processes an ICMPv6 message: answers echo requests (RFC 4443 section 4) and neighbour
-    /// solicitations. Neighbour discovery is accepted only with a `hop_limit` of 255, which proves
-    /// that it comes from this link (RFC 4861 section 7.1).
+    /// solicitations. Invalid messages of neighbour discovery are counted and discarded (RFC 4861
+    /// section 7.1).
     pub(crate) fn receive_icmpv6<B: RecvBuf>(
         &mut self,
         now: Instant,
@@ -508,6 +507,10 @@ impl ControlQueue {
         };
         if packet.msg_type().is_error() {
             return Icmpv6Outcome::Error;
+        }
+        if !ndp::is_valid(&flat, hop_limit, src, dst) {
+            stats.martians += 1;
+            return Icmpv6Outcome::Done;
         }
         let Ok(repr) = Icmpv6Repr::parse(&src, &dst, &packet, &ChecksumCapabilities::default())
         else {
@@ -572,15 +575,14 @@ impl ControlQueue {
                 lladdr,
             }) => {
                 stats.ndp_in += 1;
-                let mac = mac_of(lladdr).unwrap_or(origin.src_mac);
+                let named = mac_of(lladdr);
+                let mac = named.unwrap_or(origin.src_mac);
                 let target = IpAddr::V6(target_addr);
                 if !own(target) {
-                    let kind = if flags.contains(NdiscNeighborFlags::SOLICITED) {
-                        ClaimKind::Answer
-                    } else if flags.contains(NdiscNeighborFlags::OVERRIDE) {
-                        ClaimKind::Announcement
-                    } else {
-                        ClaimKind::Hint
+                    let kind = ClaimKind::Advertisement {
+                        is_solicited: flags.contains(NdiscNeighborFlags::SOLICITED),
+                        // The flag is about the address in the option.
+                        overrides: flags.contains(NdiscNeighborFlags::OVERRIDE) && named.is_some(),
                     };
                     return Icmpv6Outcome::Claim(NeighbourClaim::Neighbour(target, mac, kind));
                 }

@@ -1,7 +1,7 @@
 //! Builds frames of any kind, valid or not, for tests that play a hostile host. Checksums are correct;
 //! a test that needs a wrong one changes the frame.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
 
 use crate::wire::checksum::OnesComplementSum;
 
@@ -159,6 +159,19 @@ impl Ends {
     /// section 7.2.6).
     pub fn announce(&self, flags: u8) -> Vec<u8> {
         self.ndp(136, [flags, 0, 0, 0], self.ip[0], 2)
+    }
+
+    /// Builds a neighbour solicitation for `target` with these options (RFC 4861 sections 4.3, 4.6).
+    pub fn solicitation(&self, target: Ipv6Addr, options: &[u8]) -> Vec<u8> {
+        let body = [&target.octets()[..], options].concat();
+        self.icmp([135, 0], [0; 4], &body)
+    }
+
+    /// Builds a neighbour advertisement of `target` with these flags and options (RFC 4861 sections
+    /// 4.4, 4.6).
+    pub fn advertisement(&self, flags: u8, target: Ipv6Addr, options: &[u8]) -> Vec<u8> {
+        let body = [&target.octets()[..], options].concat();
+        self.icmp([136, 0], [flags, 0, 0, 0], &body)
     }
 
     fn ndp(&self, kind: u8, flags: [u8; 4], target: IpAddr, option: u8) -> Vec<u8> {

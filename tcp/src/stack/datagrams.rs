@@ -98,7 +98,9 @@ impl PortMapperInbox {
         let has_checksum = read_u16(udp, 6) != 0;
         let sum = udp_checksum(origin.src, origin.dst, &udp[..len]);
         if has_checksum && sum != CHECKSUM_RIGHT || !has_checksum && origin.dst.is_ipv6() {
-            shared.stats.csum_errors += 1;
+            let pseudo = pseudo_header_sum(origin.src, origin.dst, len);
+            let stats = &mut shared.stats;
+            stats.count_wrong_checksum(read_u16(udp, 6), pseudo.value());
             return true;
         }
         let mut datagram = Datagram {
@@ -200,6 +202,13 @@ fn udp_to_port_mapper(packet: &[u8]) -> Option<&[u8]> {
 
 /// Sum over the pseudo-header and the datagram.
 fn udp_checksum(src: IpAddr, dst: IpAddr, udp: &[u8]) -> u16 {
+    let mut sum = pseudo_header_sum(src, dst, udp.len());
+    sum.add(udp);
+    sum.value()
+}
+
+/// Sum of the pseudo-header of a datagram of `len` bytes (RFC 768; RFC 8200 section 8.1).
+fn pseudo_header_sum(src: IpAddr, dst: IpAddr, len: usize) -> OnesComplementSum {
     let mut sum = OnesComplementSum::new();
     for address in [src, dst] {
         match address {
@@ -208,7 +217,6 @@ fn udp_checksum(src: IpAddr, dst: IpAddr, udp: &[u8]) -> u16 {
         }
     }
     sum.add_word(PROTOCOL_UDP.into());
-    sum.add_word(udp.len() as u16);
-    sum.add(udp);
-    sum.value()
+    sum.add_word(len as u16);
+    sum
 }

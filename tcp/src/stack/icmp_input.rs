@@ -4,7 +4,6 @@ use core::net::IpAddr;
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::ids::ConnId;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
@@ -12,7 +11,8 @@ use crate::base::time::to_long_ticks;
 use crate::connection::side_table::SideFlags;
 use crate::link::address_conflicts::AddressConflict;
 use crate::link::control_queue::{Icmpv6Outcome, NeighbourClaim, Origin};
-use crate::link::neighbours::ClaimKind;
+use crate::link::ndp::{self, NEIGHBOUR_ADVERTISEMENT};
+use crate::link::neighbours::{ClaimKind, ClaimOutcome};
 use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
 use crate::pmtu::search::PathSearch;
 use crate::stack::Stack;
@@ -27,7 +27,6 @@ use crate::wire::icmp_error::{IcmpError, is_soft_error_v4, is_soft_error_v6};
 /// ICMPv4 type and code (RFC 1191 section 4), and ICMPv6 type (RFC 4443 section 3.2).
 const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
 const PACKET_TOO_BIG: u8 = 2;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
 /// Length of an ICMP error before the quoted packet (RFC 792, RFC 4443).
 const ICMP_HEADER: usize = 8;
@@ -152,6 +151,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
             FrameContent::Tcp { key, ce } => {
                 self.on_reassembled_segment(&key, ce, buffer, origin);
             }
+            // RFC 6980 section 5: neighbour discovery in fragments must be ignored.
+            FrameContent::Icmpv6 { .. } if ndp::is_neighbour_discovery(buffer.chunk()) => {
+                self.shared.stats.martians += 1;
+            }
             content => self.on_other_frame(now, content, buffer, origin),
         }
         self.shared.control_queue.silent = before;
@@ -259,26 +262,27 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Processes the claim of a neighbour to have a link-layer address. Answers that nobody asked
-    /// for are ignored.
+    /// Processes the claim of a neighbour to have a link-layer address.
     fn on_neighbour_heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], kind: ClaimKind) {
-        if kind == ClaimKind::Answer && !self.shared.neighbours.expects_answer(addr) {
-            return;
-        }
         // Only neighbours on the link are cached.
         if self.shared.next_hop(addr) != Some(addr) {
             return;
         }
-        for id in self.shared.neighbours.process_claim(addr, mac, kind, now) {
-            self.schedule_after_resolution(id);
-        }
+        let outcome = self.shared.neighbours.process_claim(addr, mac, kind, now);
+        self.apply_claim_outcome(addr, outcome);
     }
 
-    /// Schedules output of a connection whose neighbour was resolved.
-    pub(crate) fn schedule_after_resolution(&mut self, id: ConnId) {
-        if let Some(conn) = self.slots.current(id) {
-            self.shared
-                .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
+    /// Schedules the output of connections that waited for the neighbour, and of those whose data it
+    /// did not answer, if the path through it is new.
+    pub(crate) fn apply_claim_outcome(&mut self, neighbour: IpAddr, outcome: ClaimOutcome) {
+        for id in outcome.waiters {
+            if let Some(conn) = self.slots.current(id) {
+                self.shared
+                    .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
+            }
+        }
+        if outcome.is_path_new {
+            self.shared.stalled.release_behind(Some(neighbour));
         }
     }
 

@@ -380,6 +380,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.fragments.give_up(&mut self.shared);
         }
         self.give_up_neighbours(now);
+        self.resume_stalled();
         self.poll_output(now, sink);
         self.send_solicitations(sink);
     }
@@ -526,6 +527,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
+    /// Retransmits on connections whose path has changed since their last timeout.
+    #[inline]
+    fn resume_stalled(&mut self) {
+        while let Some(released) = self.shared.stalled.next_released() {
+            let index = released.index;
+            let Some(conn) = self.slots.get_mut(index) else {
+                continue;
+            };
+            conn.resume_stalled(&mut self.shared.context_of(conn.id(index)), &released);
+            self.slots.free_if_done(&mut self.shared, index);
+        }
+    }
+
     fn send_solicitations(&mut self, sink: &mut impl FrameSink<R>) {
         while let Some(solicit) = self.shared.neighbours.solicits.pop() {
             let addrs = &self.shared.config.addresses;
@@ -569,6 +583,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             || !self.shared.early_acks.is_empty()
             || !self.shared.control_queue.is_empty()
             || !self.shared.neighbours.solicits.is_empty()
+            || self.shared.stalled.has_released()
     }
 
     /// Returns whether nothing is in flight, queued or pending: if the peers' stacks are idle too, only
@@ -617,6 +632,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .listeners
             .retain(|local| own.iter().any(|cidr| cidr.addr == local));
         shared.neighbours.new_generation();
+        shared.stalled.release_all();
         if shared.config.gratuitous_arp {
             shared.probe_addresses(now);
             let own = shared.config.addresses.iter().map(|cidr| cidr.addr);
@@ -633,12 +649,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Forgets all neighbours whose Ethernet addresses are known: the next frame to each of them asks again.
     pub fn flush_neighbours(&mut self) {
         self.shared.neighbours.flush();
+        self.shared.stalled.release_all();
     }
 
-    /// Replaces the learned routes, which are used in addition to those of the configuration.
+    /// Replaces the learned routes, which are used in addition to those of the configuration. Data that
+    /// got no answer is sent again at once: the path to its peer may be back. Callers therefore repeat
+    /// the routes when the link is up again.
     pub fn set_learned_routes(&mut self, routes: LearnedRoutes) {
         self.shared.learned_routes = routes;
         self.shared.neighbours.new_generation();
+        self.shared.stalled.release_all();
     }
 
     /// Sets the MAC address of a neighbour as known to another stack on this machine; `None`: that
@@ -655,9 +675,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(mac) = mac else {
             return neighbours.forget_known(address, now);
         };
-        for id in neighbours.set_known(address, mac, is_permanent, now) {
-            self.schedule_after_resolution(id);
-        }
+        let outcome = neighbours.set_known(address, mac, is_permanent, now);
+        self.apply_claim_outcome(address, outcome);
     }
 
     /// Returns true if at most `most` connections occupy slots. Frees slots of connections in TIME-WAIT

@@ -120,6 +120,7 @@ impl<B: RecvBuf, R> Slots<B, R> {
         let conn = &mut self[index];
         conn.enter_closed(&mut shared.context_of(conn.id(index)));
         shared.timer_wheel.remove_entry(index);
+        shared.stalled.remove(index);
         conn.generation = conn.generation.wrapping_add(1);
         conn.tcb.flags &= ConnectionFlags::IN_OUTPUT_LIST;
         conn.tcb.events = 0;

@@ -244,12 +244,12 @@ fn parse_ipv4<B: RecvBuf>(
     }
     let header = usize::from(ip[0] & 15) * 4;
     let total = usize::from(read_u16(ip, 2));
-    if header < IPV4_HEADER_LEN
-        || total < header
-        || ip.len() < header
-        || buffer.remaining() - l2 < total
-    {
+    if header < IPV4_HEADER_LEN || total < header || ip.len() < header {
         stats.in_errs += 1;
+        return None;
+    }
+    if buffer.remaining() - l2 < total {
+        count_truncated(buffer, stats);
         return None;
     }
     if checksum != RxChecksum::Good {
@@ -372,7 +372,7 @@ fn parse_ipv6<B: RecvBuf>(
     }
     let len = usize::from(read_u16(ip, 4));
     if buffer.remaining() - l2 < IPV6_HEADER_LEN + len {
-        stats.in_errs += 1;
+        count_truncated(buffer, stats);
         return None;
     }
     if checksum == RxChecksum::Bad {
@@ -546,6 +546,23 @@ fn parse_beyond_ipv6<B: RecvBuf>(
     }
 }
 
+/// Offset of the checksum in a TCP header (RFC 9293 section 3.1).
+const TCP_CHECKSUM_AT: usize = 16;
+
+/// A frame of at least this many bytes that is shorter than its IP packet was cut to the port's room: the
+/// packet was merged by GRO, or should have been cut by TSO.
+const SHORTEST_CUT: usize = 1500;
+
+/// Counts a frame that is shorter than its IP packet.
+#[cold]
+fn count_truncated<B: RecvBuf>(buffer: &B, stats: &mut StackStats) {
+    if buffer.remaining() >= SHORTEST_CUT {
+        stats.offloaded_segments += 1;
+    } else {
+        stats.in_errs += 1;
+    }
+}
+
 /// Verifies the TCP checksum of a segment from a reassembled datagram. `None`: wrong, and counted.
 pub(crate) fn verify_segment_checksum<B: RecvBuf>(
     key: &FlowKey,
@@ -570,9 +587,11 @@ fn verify_tcp_checksum<B: RecvBuf>(
 ) -> Option<()> {
     sum.add_word(PROTOCOL_TCP.into());
     sum.add_word(buffer.remaining() as u16);
+    let pseudo = sum.value();
     buffer.chunks().for_each(|chunk| sum.add(chunk));
     if sum.value() != CHECKSUM_RIGHT {
-        stats.csum_errors += 1;
+        let field = buffer.chunk().get(TCP_CHECKSUM_AT..TCP_CHECKSUM_AT + 2);
+        stats.count_wrong_checksum(field.map_or(0, |field| read_u16(field, 0)), pseudo);
         return None;
     }
     Some(())

@@ -6,7 +6,6 @@ mod common;
 mod link;
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, pattern};
 use siw_tcp::sim::forge::{Ends, Tcp};
@@ -421,8 +420,9 @@ fn martians_are_counted_and_not_answered() {
     // The unspecified address may be the source of duplicate address detection (RFC 4862), which is
     // answered.
     let mut endpoints = ends("::1");
-    endpoints.ip[0] = "::".parse().unwrap();
-    let replies = answers(&mut lab, endpoints.solicit());
+    endpoints.ip = ["::", "ff02::1:ff00:2"].map(|address| address.parse().unwrap());
+    let target = "fd00::2".parse().unwrap();
+    let replies = answers(&mut lab, endpoints.solicitation(target, &[]));
     assert_eq!(
         (replies.len(), &replies[0][..6]),
         (1, &[0x33, 0x33, 0, 0, 0, 1][..])

@@ -138,14 +138,15 @@ fn a_window_shrunk_to_zero_below_data_recovers() {
     assert_eq!(state(&lab, 0, client), TcpState::Established, "SHLD-17");
     assert!(!since(&lab, 0, from).is_empty(), "it is asked");
     ack.window = 1000;
-    give(&mut lab, 0, &ack);
     let from = seen(&lab);
-    lab.run_ms(1_000);
+    give(&mut lab, 0, &ack);
+    lab.run_ms(1);
     let second = una.wrapping_add(MSS as u32);
     assert!(
         since(&lab, 0, from)
             .iter()
-            .any(|segment| segment.seq == second && !segment.payload.is_empty())
+            .any(|segment| segment.seq == second && !segment.payload.is_empty()),
+        "sent again as soon as the window is open"
     );
     // A peer that does not answer at all is given up.
     lab.run_ms(120_000);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::wire::{ACK, FIN, Lab, PSH, SYN, Seg, icmp_error};
+use crate::common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, icmp_error};
 use siw_tcp::sim::host_config;
 use siw_tcp::{ConnId, Events, IpCidr, Stack, StackConfig, TcpState, VecBuf};
 
@@ -168,6 +168,46 @@ fn connecting() -> (Lab, ConnId, Seg) {
     lab.run_ms(5);
     let syn = lab.last(0);
     (lab, id, syn)
+}
+
+/// RFC 9293 section 3.5.1, half-open connections: the peer still has an earlier connection of these
+/// addresses, answers the SYN with its ACK, and forgets it after our reset.
+#[test]
+fn a_syn_is_sent_again_behind_the_reset_of_an_earlier_connection() {
+    let (mut lab, id, syn) = connecting();
+    let from = lab.seen.borrow().len();
+    let old = Seg {
+        from: 1,
+        sport: syn.dport,
+        dport: syn.sport,
+        seq: 77,
+        ack: syn.seq.wrapping_sub(1000),
+        flags: ACK,
+        window: 1000,
+        ..Seg::default()
+    };
+    lab.inject(&old);
+    lab.run_ms(1);
+    let sent: Vec<(u8, u32)> = {
+        let seen = lab.seen.borrow();
+        let ours = seen[from..].iter().filter(|seg| seg.from == 0);
+        ours.map(|seg| (seg.flags, seg.seq)).collect()
+    };
+    assert_eq!(sent, [(RST, old.ack), (syn.flags, syn.seq)]);
+    // Once: the next one is answered with a reset, and the timer goes on.
+    lab.inject(&old);
+    lab.run_ms(100);
+    assert_eq!(lab.last(0).flags, RST);
+    // Nothing was lost.
+    lab.lose(|_, _| false);
+    let mut accepted = old;
+    (accepted.flags, accepted.ack) = (SYN | ACK, syn.seq.wrapping_add(1));
+    lab.inject(&accepted);
+    lab.run_ms(1);
+    let info = lab.net.hosts[0].tcp_info(id).unwrap();
+    assert_eq!(info.state, TcpState::Established);
+    assert_eq!(info.retransmissions.handshake, 0);
+    assert!(info.srtt.is_some() && info.cwnd as usize > 2 * info.effective_mss);
 }
 
 /// RFC 9293 section 3.9.2.2, MUST-56 and SHLD-25.

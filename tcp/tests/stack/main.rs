@@ -21,6 +21,7 @@ mod ip_options;
 mod keepalive;
 mod long_paths;
 mod mtu_search;
+mod ndp_validity;
 mod neighbour_failure;
 mod neighbours;
 mod offload;

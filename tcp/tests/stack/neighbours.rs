@@ -7,12 +7,32 @@ use std::time::Duration;
 use crate::common::wire::Lab;
 use siw_tcp::sim::forge::Ends;
 use siw_tcp::sim::{Pattern, VecSink, host_config};
-use siw_tcp::{Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
+use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
 
 type Host = Stack<VecBuf, Pattern>;
 
-/// The Ethernet address that a neighbour moves to.
+/// The Ethernet address of host 0, and the one that it moves to.
+const OLD: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const MOVED: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
+const IPV6: [u8; 2] = [0x86, 0xdd];
+
+/// Endpoints of a frame from `MOVED` to host 1.
+fn from_moved(from: &str, to: &str) -> Ends {
+    Ends {
+        mac: [MOVED, [2, 0, 0, 0, 0, 2]],
+        ip: [from, to].map(|address| address.parse().unwrap()),
+    }
+}
+
+/// Opens a connection over IPv6 and returns the one of host 1.
+fn connect_v6(lab: &mut Lab) -> ConnId {
+    let now = lab.net.now;
+    lab.net.hosts[1].listen(None, 80, 8, 0).unwrap();
+    let to = "[fd00::2]:80".parse().unwrap();
+    lab.net.hosts[0].connect(now, None, None, to, 0).unwrap();
+    lab.run_ms(10);
+    lab.events[1].last().unwrap().0
+}
 
 /// ARP of host 0's address at `MOVED` for `target`, with this operation.
 fn arp_of_moved(operation: u8, target: [u8; 4]) -> Vec<u8> {
@@ -83,23 +103,137 @@ fn arp_for_others_moves_a_neighbour() {
 fn an_unsolicited_advertisement_moves_a_neighbour_at_once() {
     for (flags, moves) in [(0x20, true), (0, false)] {
         let mut lab = Lab::new();
-        let now = lab.net.now;
-        lab.net.hosts[1].listen(None, 80, 8, 0).unwrap();
-        let to = "[fd00::2]:80".parse().unwrap();
-        lab.net.hosts[0].connect(now, None, None, to, 0).unwrap();
-        lab.run_ms(10);
-        let b = lab.events[1].last().unwrap().0;
+        let b = connect_v6(&mut lab);
         let seen = destinations(&mut lab);
-        let ends = Ends {
-            mac: [MOVED, [0x33, 0x33, 0, 0, 0, 1]],
-            ip: ["fd00::1", "ff02::1"].map(|address| address.parse().unwrap()),
-        };
+        let mut ends = from_moved("fd00::1", "ff02::1");
+        ends.mac[1] = [0x33, 0x33, 0, 0, 0, 1];
         give(&mut lab, ends.announce(flags));
         lab.send(1, b, b"after the move");
         lab.run_ms(1);
-        let moved = seen.borrow().contains(&(MOVED, [0x86, 0xdd]));
+        let moved = seen.borrow().contains(&(MOVED, IPV6));
         assert_eq!(moved, moves, "{seen:?}");
     }
+}
+
+/// RFC 826 (packet reception) and RFC 4861 section 7.2.3: the entry of the sender follows.
+#[test]
+fn a_neighbour_that_asks_for_us_is_followed_at_once() {
+    let mut lab = Lab::new();
+    let [_, b] = lab.connect();
+    let seen = destinations(&mut lab);
+    give(&mut lab, arp_of_moved(1, [10, 0, 0, 2]));
+    lab.send(1, b, b"after the move");
+    lab.run_ms(1);
+    assert!(seen.borrow().contains(&(MOVED, [8, 0])), "{seen:?}");
+    assert!(!seen.borrow().contains(&(OLD, [8, 0])), "{seen:?}");
+
+    let mut lab = Lab::new();
+    let b = connect_v6(&mut lab);
+    let seen = destinations(&mut lab);
+    give(&mut lab, from_moved("fd00::1", "fd00::2").solicit());
+    lab.send(1, b, b"after the move");
+    lab.run_ms(1);
+    assert!(seen.borrow().contains(&(MOVED, IPV6)), "{seen:?}");
+    assert!(!seen.borrow().contains(&(OLD, IPV6)), "{seen:?}");
+}
+
+/// The link loses all frames for 20 s; the retransmission timeout backs off to several seconds.
+fn stall(lab: &mut Lab, from: ConnId) {
+    lab.lose(|_, _| true);
+    lab.send(1, from, b"waits");
+    lab.run_ms(20_000);
+}
+
+#[test]
+fn data_that_waits_is_sent_when_the_neighbour_moves() {
+    let moves = [
+        arp_of_moved(1, [10, 0, 0, 2]),
+        arp_of_moved(1, [10, 0, 0, 1]),
+        arp_of_moved(1, [10, 0, 0, 77]),
+        arp_of_moved(2, [10, 0, 0, 2]),
+    ];
+    for claim in moves {
+        let mut lab = Lab::new();
+        let [_, b] = lab.connect();
+        stall(&mut lab, b);
+        let seen = destinations(&mut lab);
+        give(&mut lab, claim);
+        lab.run_ms(2);
+        assert!(seen.borrow().contains(&(MOVED, [8, 0])), "{seen:?}");
+    }
+}
+
+#[test]
+fn data_that_waits_is_sent_when_the_neighbour_announces_itself() {
+    let mut lab = Lab::new();
+    let [a, b] = lab.connect();
+    stall(&mut lab, b);
+    lab.lose(|_, _| false);
+    let mut announcement = arp_of_moved(1, [10, 0, 0, 1]);
+    for at in [6, 22] {
+        announcement[at..at + 6].copy_from_slice(&OLD);
+    }
+    give(&mut lab, announcement);
+    lab.run_ms(5);
+    assert_eq!(lab.read(0, a), b"waits");
+}
+
+#[test]
+fn a_syn_that_waits_is_sent_when_the_neighbour_moves() {
+    let mut lab = Lab::new();
+    lab.connect();
+    lab.lose(|_, _| true);
+    let now = lab.net.now;
+    let to = "10.0.0.1:99".parse().unwrap();
+    lab.net.hosts[1].connect(now, None, None, to, 0).unwrap();
+    lab.run_ms(5_000);
+    let seen = destinations(&mut lab);
+    give(&mut lab, arp_of_moved(1, [10, 0, 0, 2]));
+    lab.run_ms(2);
+    assert!(seen.borrow().contains(&(MOVED, [8, 0])), "{seen:?}");
+}
+
+#[test]
+fn data_that_waits_is_sent_when_neighbours_are_flushed() {
+    let mut lab = Lab::new();
+    let [a, b] = lab.connect();
+    stall(&mut lab, b);
+    lab.lose(|_, _| false);
+    lab.net.hosts[1].flush_neighbours();
+    lab.run_ms(5);
+    assert_eq!(lab.read(0, a), b"waits");
+}
+
+/// A flood of claims makes no flood of retransmissions.
+#[test]
+fn each_timeout_is_followed_by_at_most_one_retransmission_for_claims() {
+    let mut lab = Lab::new();
+    let [_, b] = lab.connect();
+    stall(&mut lab, b);
+    let seen = destinations(&mut lab);
+    let elsewhere = {
+        let mut claim = arp_of_moved(1, [10, 0, 0, 2]);
+        for at in [6, 22] {
+            claim[at + 5] = 0x98;
+        }
+        claim
+    };
+    let timeouts = lab.net.hosts[1].tcp_info(b).unwrap().timeouts;
+    for _ in 0..2_000 {
+        give(&mut lab, arp_of_moved(1, [10, 0, 0, 2]));
+        give(&mut lab, elsewhere.clone());
+        lab.run_ms(1);
+    }
+    let timeouts = lab.net.hosts[1].tcp_info(b).unwrap().timeouts - timeouts;
+    let sent = seen
+        .borrow()
+        .iter()
+        .filter(|(_, kind)| *kind == [8, 0])
+        .count();
+    assert!(
+        timeouts <= 20 && sent <= 20,
+        "{timeouts} timeouts, {sent} segments"
+    );
 }
 
 /// A neighbour that no longer answers at its old address is looked for on the whole link at once.

@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 
+use crate::common::wire::sum;
 use crate::common::{Transfer, configs, micros};
+use siw_tcp::sim::forge::{Ends, Tcp};
 use siw_tcp::sim::{Impairment, Pattern, append_payload, host_config};
 use siw_tcp::{
     Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RecvBuf, RxChecksum, Stack,
-    StackConfig, TsoLimits,
+    StackConfig, TsoLimits, VecBuf,
 };
 
 const TSO: TsoLimits = TsoLimits {
@@ -283,4 +285,86 @@ fn super_segments_carry_whole_records() {
     assert!(hosts[0].is_idle() && hosts[0].stats().retrans_segs == 0);
     let acks = hosts[1].stats().pure_acks_out;
     assert!(acks <= 2, "a chain is acknowledged at once: {acks}");
+}
+
+/// Frames of a sender on this machine whose interface is to compute the checksums: the kernel has
+/// written the sum of the pseudo-header there.
+#[test]
+fn checksums_left_to_an_offload_have_a_counter_of_their_own() {
+    for (from, to) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+        let ends = Ends {
+            mac: [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]],
+            ip: [from, to].map(|address| address.parse().unwrap()),
+        };
+        let syn = ends.tcp(&Tcp {
+            ports: [4000, 80],
+            seq: 7,
+            flags: 2,
+            window: 1000,
+            ..Tcp::default()
+        });
+        let header = if ends.ip[0].is_ipv4() { 34 } else { 54 };
+        let mut host = Stack::<VecBuf, Pattern>::new(host_config(1), Instant(1)).unwrap();
+        host.listen(None, 80, 8, 0).unwrap();
+        let mut give = |frame: Vec<u8>| {
+            let info = FrameInfo {
+                checksum: RxChecksum::Unknown,
+                rss_hash: 0,
+            };
+            host.receive_burst(Instant(2), std::iter::once((frame.into(), info)));
+            let stats = host.stats();
+            [
+                stats.csum_errors,
+                stats.offloaded_checksums,
+                stats.passive_opens,
+                stats.in_segs,
+            ]
+        };
+        let mut partial = syn.clone();
+        partial[header + 16..header + 18].fill(0);
+        let rest = sum(&partial[header..], 0);
+        let complete = u32::from(u16::from_be_bytes([syn[header + 16], syn[header + 17]]));
+        let rest = u32::from(u16::from_be_bytes(rest));
+        // The checksums are complements of the sums of pseudo-header and segment, and of the segment.
+        let pseudo = (0xffff - complete) + rest;
+        let pseudo = ((pseudo & 0xffff) + (pseudo >> 16)) as u16;
+        partial[header + 16..header + 18].copy_from_slice(&pseudo.to_be_bytes());
+        assert_eq!(give(partial.clone()), [0, 1, 0, 0], "{from}");
+        partial[header + 4] ^= 1;
+        assert_eq!(
+            give(partial.clone()),
+            [0, 2, 0, 0],
+            "whatever the segment is"
+        );
+        partial[header + 17] ^= 1;
+        assert_eq!(give(partial), [1, 2, 0, 0], "{from}");
+        assert_eq!(give(syn), [1, 2, 0, 1], "{from}");
+    }
+}
+
+#[test]
+fn packets_longer_than_their_frames_have_counters_of_their_own() {
+    let ends = Ends {
+        mac: [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]],
+        ip: ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap()),
+    };
+    let payload = vec![7; 4000];
+    let long = ends.tcp(&Tcp {
+        ports: [4000, 80],
+        flags: 16,
+        payload: &payload,
+        ..Tcp::default()
+    });
+    let mut host = Stack::<VecBuf, Pattern>::new(host_config(1), Instant(1)).unwrap();
+    for len in [1900, 100] {
+        let info = FrameInfo {
+            checksum: RxChecksum::Unknown,
+            rss_hash: 0,
+        };
+        let frame = long[..len].to_vec();
+        host.receive_burst(Instant(2), std::iter::once((frame.into(), info)));
+    }
+    let stats = host.stats();
+    assert_eq!((stats.offloaded_segments, stats.in_errs), (1, 1));
+    assert_eq!(stats.offload_drops(), 1);
 }

@@ -188,3 +188,44 @@ fn learned_routes_and_neighbours_are_used() {
 fn parse_ip(text: &str) -> std::net::IpAddr {
     text.parse().unwrap()
 }
+
+/// Connections that timed out without a route, or through another router, send as soon as a route is
+/// there. The daemon repeats the routes when a link is up again.
+#[test]
+fn data_that_waits_is_sent_when_a_route_is_back() {
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].addresses.push("192.0.2.7/32".parse().unwrap());
+    let link = siw_tcp::sim::Impairment::perfect(std::time::Duration::from_micros(50));
+    let mut net = SimNet::<Pattern>::new(1, configs, [link; 2]);
+    let learned = |via: Option<&str>| siw_tcp::LearnedRoutes {
+        routes: via
+            .map(|via| route("192.0.2.0/24", via))
+            .into_iter()
+            .collect(),
+        ..siw_tcp::LearnedRoutes::default()
+    };
+    let (now, ms) = (net.now, std::time::Duration::from_millis);
+    let shared = Some("192.0.2.7".parse().unwrap());
+    net.hosts[1].listen(shared, 80, 4, 0).unwrap();
+    net.hosts[0].set_learned_routes(learned(Some("10.0.0.2")));
+    let to = "192.0.2.7:80".parse().unwrap();
+    let client = net.hosts[0].connect(now, None, None, to, 0).unwrap();
+    net.run(ms(10), |_| false);
+    let server = net.hosts[1].next_event().unwrap().0;
+    // `None`: no route. 10.0.0.9: a router that does not exist.
+    for away in [None, Some("10.0.0.9")] {
+        net.hosts[0].set_learned_routes(learned(away));
+        let record = Pattern { salt: 0, start: 0 };
+        net.hosts[0].push_record(client, 3, record, true).unwrap();
+        net.flush(0, client);
+        net.run(ms(15_000), |_| false);
+        assert_eq!(net.hosts[1].receive_queue(server).unwrap().len_bytes(), 0);
+        net.hosts[0].set_learned_routes(learned(Some("10.0.0.2")));
+        net.run(ms(5), |_| false);
+        assert_eq!(
+            siw_tcp::sim::read_all(&mut net.hosts[1], server).len(),
+            3,
+            "{away:?}"
+        );
+    }
+}

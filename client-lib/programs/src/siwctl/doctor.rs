@@ -303,7 +303,9 @@ fn daemon(socket: Option<&Path>) -> Vec<Finding> {
     match siw::Context::open(Some(&path)) {
         Ok(daemon) => {
             findings.push(Finding::fine("siwd", daemon.daemon_version()));
-            findings.extend(settings(&daemon));
+            let stats = crate::statistics::read(&daemon).unwrap_or_default();
+            findings.extend(settings(&stats));
+            findings.extend(offloads(&stats));
         }
         Err(error) => findings.push(Finding::new(
             Weight::Fault,
@@ -317,8 +319,7 @@ fn daemon(socket: Option<&Path>) -> Vec<Finding> {
 }
 
 /// Settings of the daemon that make it slower than it could be; operators see them.
-fn settings(daemon: &siw::Context) -> Vec<Finding> {
-    let stats = crate::statistics::read(daemon).unwrap_or_default();
+fn settings(stats: &Value) -> Vec<Finding> {
     let settings = &stats["settings"];
     let mut findings = Vec::new();
     if let Some(version) = settings["dpdk"].as_str() {
@@ -333,6 +334,31 @@ fn settings(daemon: &siw::Context) -> Vec<Finding> {
         ));
     }
     findings
+}
+
+/// Devices that drop frames because a sender on this machine leaves their checksums or segmentation to an
+/// offload that does not take place.
+fn offloads(stats: &Value) -> Vec<Finding> {
+    const REASONS: [&str; 2] = ["SiwOffloadedChecksums", "SiwOffloadedSegments"];
+    let rows = crate::statistics::rows(stats, "drops").iter();
+    let rows = rows.filter(|row| {
+        REASONS.iter().any(|reason| row["reason"] == *reason) && row["count"].as_u64() > Some(0)
+    });
+    rows.map(|row| {
+        let word = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+        Finding::new(
+            Weight::Fault,
+            "offloads",
+            format!(
+                "{} has dropped {} frames ({}) of a sender on this machine, such as the other end of a veth pair",
+                word("device"),
+                row["count"],
+                word("reason")
+            ),
+            "ethtool -K PEER tx off tso off gso off gro off, with the sender's interface for PEER".to_owned(),
+        )
+    })
+    .collect()
 }
 
 /// Finds out if the daemon may lock memory, by the limit of its process, which this one need not have.
@@ -402,6 +428,20 @@ mod tests {
             assert_eq!(finding.weight, Weight::Fine, "{finding:?}");
         }
         assert!(findings[1].text.contains("100 of 512"), "{findings:?}");
+    }
+
+    #[test]
+    fn dropped_frames_of_offloads_are_a_fault_with_a_command() {
+        let row = |reason: &str, count: u64| json!({ "device": "siw0", "reason": reason, "count": count });
+        let stats = json!({ "drops": [
+            row("TcpInCsumErrors", 5),
+            row("SiwOffloadedChecksums", 7),
+            row("SiwOffloadedSegments", 0),
+        ] });
+        let found = offloads(&stats);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].weight == Weight::Fault && found[0].text.contains("siw0 has dropped 7"));
+        assert!(found[0].command.as_deref().unwrap().contains("tx off"));
     }
 
     #[test]

@@ -117,10 +117,13 @@ fn text_line(event: &Value) -> String {
             command_name(row)
         ),
         _ => format!(
-            "device {} {change}: link {} {}Mb/s",
+            "device {} {change}: link {} {}",
             word("device"),
             word("link"),
-            row["mbps"]
+            match row["mbps"].as_u64() {
+                None | Some(0) => "speed unknown".to_owned(),
+                Some(mbps) => format!("{mbps}Mb/s"),
+            }
         ),
     }
 }
@@ -128,6 +131,16 @@ fn text_line(event: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unknown_speed_is_no_number() {
+        let text = |mbps: u32| {
+            let row = json!({ "device": "siw0", "link": "up", "mbps": mbps });
+            text_line(&json!({ "event": "device", "change": "changed", "row": row }))
+        };
+        assert!(text(0).ends_with("link up speed unknown"), "{}", text(0));
+        assert!(text(10_000).ends_with("link up 10000Mb/s"));
+    }
 
     #[test]
     fn objects_that_come_change_and_go_are_events() {

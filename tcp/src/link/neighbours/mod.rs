@@ -24,8 +24,6 @@ enum NeighbourState {
     Stale,
     /// In use while it is probed.
     Probe,
-    /// Probed as well, because a message to us claimed another Ethernet address for it.
-    Disputed,
 }
 
 /// The order in which entries are evicted when the table is full. Entries with waiting connections
@@ -49,9 +47,7 @@ impl NeighbourState {
     fn worth(self) -> EvictionRank {
         match self {
             NeighbourState::Stale => EvictionRank::Stale,
-            NeighbourState::Reachable | NeighbourState::Probe | NeighbourState::Disputed => {
-                EvictionRank::InUse
-            }
+            NeighbourState::Reachable | NeighbourState::Probe => EvictionRank::InUse,
             NeighbourState::Incomplete => EvictionRank::Unresolved,
         }
     }
@@ -94,17 +90,37 @@ impl NeighbourEntry {
 /// The kind of a message by which a host claims an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClaimKind {
-    /// A solicitation to us: its sender may be stored as a new entry.
+    /// An ARP request or a neighbour solicitation to us: its sender may be stored as a new entry.
     Solicitation,
-    /// An answer to us: it confirms the entry that we asked for.
-    Answer,
-    /// Gratuitous ARP, or an unsolicited advertisement with the override flag (RFC 4861 section
-    /// 7.2.6): the neighbour has moved.
+    /// An ARP reply to us.
+    Reply,
+    /// A neighbour advertisement with these flags (RFC 4861 section 4.4).
+    Advertisement { is_solicited: bool, overrides: bool },
+    /// Gratuitous ARP.
     Announcement,
     /// ARP between others (RFC 826): their broadcasts show where the sender is.
     Overheard,
-    /// An unsolicited advertisement without the override flag.
-    Hint,
+}
+
+impl ClaimKind {
+    /// Returns whether the message can be the answer to a solicitation of ours.
+    fn is_answer(self) -> bool {
+        match self {
+            ClaimKind::Reply => true,
+            ClaimKind::Advertisement { is_solicited, .. } => is_solicited,
+            ClaimKind::Solicitation | ClaimKind::Announcement | ClaimKind::Overheard => false,
+        }
+    }
+}
+
+/// The effect of a claim on connections.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClaimOutcome {
+    /// Connections that waited for the entry.
+    pub waiters: Vec<ConnId>,
+    /// The neighbour has another Ethernet address than before, or is back: data that got no answer
+    /// through it should be sent again.
+    pub is_path_new: bool,
 }
 
 /// A solicitation to send; to the multicast or broadcast address if `to` is `None`.
@@ -153,9 +169,6 @@ pub(crate) const NO_CONNECTION: ConnId = ConnId {
 /// Maximum number of connections that wait for one entry; further ones look it up again by their
 /// own timers.
 const WAITERS_MAX: usize = 1 << 17;
-/// A disputed address is probed at this many times the usual rate, with this many times the usual
-/// number of probes, because a flood of false claims also makes a link lose answers.
-const DISPUTED_FACTOR: u8 = 4;
 /// The expiry of a permanent entry, in ns; sums with it do not overflow.
 const FOR_EVER: u64 = u64::MAX / 4;
 /// The lowest address in the order of `IpAddr`.
@@ -232,9 +245,9 @@ impl Neighbours {
         }
     }
 
-    /// Probes whether the known Ethernet address still has `addr`; `how` is `Probe` or `Disputed`.
-    fn start_probe(&mut self, addr: IpAddr, mac: [u8; 6], how: NeighbourState, now: Instant) {
-        self.set_state(addr, how, now.0 + self.solicitation_schedule(how).0, 1);
+    /// Probes whether the known Ethernet address still has `addr`.
+    fn start_probe(&mut self, addr: IpAddr, mac: [u8; 6], now: Instant) {
+        self.set_state(addr, NeighbourState::Probe, now.0 + self.retransmit, 1);
         self.solicits.push(Solicitation {
             target: addr,
             to: Some(mac),
@@ -245,17 +258,6 @@ impl Neighbours {
     pub(crate) fn resolution_time(&self) -> u64 {
         self.retransmit
             .saturating_mul(u64::from(self.probes.max(1)))
-    }
-
-    /// Returns the time between solicitations in a state, and their maximum number.
-    fn solicitation_schedule(&self, status: NeighbourState) -> (u64, u8) {
-        match status {
-            NeighbourState::Disputed => (
-                self.retransmit / u64::from(DISPUTED_FACTOR),
-                self.probes.saturating_mul(DISPUTED_FACTOR),
-            ),
-            _ => (self.retransmit, self.probes),
-        }
     }
 
     /// Returns the Ethernet address of `addr`, for the connection `waiter`. `unproven`: the
@@ -275,8 +277,8 @@ impl Neighbours {
         if let Some(entry) = self.entries.get_mut(&addr) {
             let mac = entry.mac;
             match entry.status {
-                NeighbourState::Reachable | NeighbourState::Probe | NeighbourState::Disputed => {}
-                NeighbourState::Stale => self.start_probe(addr, mac, NeighbourState::Probe, now),
+                NeighbourState::Reachable | NeighbourState::Probe => {}
+                NeighbourState::Stale => self.start_probe(addr, mac, now),
                 NeighbourState::Incomplete => {
                     if entry.waiters.len() < WAITERS_MAX {
                         entry.waiters.insert(waiter);
@@ -354,32 +356,39 @@ impl Neighbours {
 
     /// Processes the claim that `addr` is at `mac`. The sender of a solicitation is stored as stale if
     /// there is room (RFC 4861 section 7.2.3), without evicting other entries; no other claim creates
-    /// an entry. An announcement replaces the Ethernet address of an entry at once, as in Linux, and
-    /// so does overheard ARP unless the entry was just updated (`locktime` of arp(7)): the new address
-    /// is probed at the next use. A message to us that contradicts an entry has the known Ethernet
-    /// address probed, which is replaced only if it does not answer. Returns the connections that
-    /// waited for the entry.
+    /// an entry.
+    ///
+    /// An existing entry follows each claim to another Ethernet address (RFC 826; RFC 4861 sections
+    /// 7.2.3 and 7.2.5) and is probed at its next use, with two exceptions. An advertisement without
+    /// the override flag makes the entry stale. ARP has no such flag: of the replies of two hosts the
+    /// first holds, and overheard ARP does not replace an entry that was just updated (`locktime` of
+    /// arp(7)). Refusing other claims would protect nothing, because hosts announce their moves
+    /// without being asked.
     pub(crate) fn process_claim(
         &mut self,
         addr: IpAddr,
         mac: [u8; 6],
         kind: ClaimKind,
         now: Instant,
-    ) -> Vec<ConnId> {
+    ) -> ClaimOutcome {
         if !is_unicast_mac(mac) {
-            return Vec::new();
+            return ClaimOutcome::default();
         }
-        let (status, at) = if kind == ClaimKind::Answer {
-            (NeighbourState::Reachable, now.0 + self.reachable)
-        } else {
-            (NeighbourState::Stale, now.0 + 10 * self.reachable)
-        };
+        let stale_until = now.0 + 10 * self.reachable;
         let Some(entry) = self.entries.get_mut(&addr) else {
             if kind == ClaimKind::Solicitation && self.entries.len() < self.max_entries {
-                let entry = NeighbourEntry::with_mac(mac, status, at, now);
+                let entry = NeighbourEntry::with_mac(mac, NeighbourState::Stale, stale_until, now);
                 self.add(addr, entry);
             }
-            return Vec::new();
+            return ClaimOutcome::default();
+        };
+        let is_expected = matches!(
+            entry.status,
+            NeighbourState::Incomplete | NeighbourState::Probe
+        );
+        let (status, at) = match kind.is_answer() && is_expected {
+            true => (NeighbourState::Reachable, now.0 + self.reachable),
+            false => (NeighbourState::Stale, stale_until),
         };
         if entry.status == NeighbourState::Incomplete {
             (entry.mac, entry.updated) = (mac, now.0);
@@ -387,59 +396,70 @@ impl Neighbours {
             self.not_for_unproven(addr);
             self.set_state(addr, status, at, 0);
             self.new_generation();
-            return waiters;
+            return ClaimOutcome {
+                waiters,
+                is_path_new: true,
+            };
         }
         if entry.mac == mac {
-            if kind == ClaimKind::Answer {
+            // An answer to a repeated probe, or an announcement: the neighbour was away.
+            let mut is_path_new = kind == ClaimKind::Announcement;
+            if status == NeighbourState::Reachable {
+                is_path_new |= entry.sent > 1;
                 entry.updated = now.0;
                 self.set_state(addr, status, at, 0);
             }
-            return Vec::new();
+            return ClaimOutcome {
+                waiters: Vec::new(),
+                is_path_new,
+            };
         }
         let is_permanent = entry.at >= FOR_EVER;
         let is_locked = now.0 < entry.updated.saturating_add(self.retransmit);
-        match kind {
-            _ if is_permanent => {}
-            ClaimKind::Overheard if is_locked => {}
-            ClaimKind::Announcement | ClaimKind::Overheard => {
-                (entry.mac, entry.updated) = (mac, now.0);
-                self.set_state(addr, status, at, 0);
-                self.new_generation();
-            }
+        let is_followed = match kind {
+            _ if is_permanent => false,
+            ClaimKind::Solicitation | ClaimKind::Announcement => true,
+            ClaimKind::Reply | ClaimKind::Overheard => !is_locked,
+            ClaimKind::Advertisement { overrides, .. } => overrides,
+        };
+        if is_followed {
+            (entry.mac, entry.updated) = (mac, now.0);
+            self.set_state(addr, status, at, 0);
+            self.new_generation();
+        } else if matches!(kind, ClaimKind::Advertisement { .. })
+            && entry.status == NeighbourState::Reachable
+            && !is_permanent
+        {
             // RFC 4861 section 7.2.5, I.
-            ClaimKind::Hint if entry.status == NeighbourState::Reachable => {
-                self.set_state(addr, status, at, 0);
-                self.new_generation();
-            }
-            ClaimKind::Solicitation | ClaimKind::Answer
-                if !is_locked && entry.status != NeighbourState::Disputed =>
-            {
-                let known = entry.mac;
-                self.start_probe(addr, known, NeighbourState::Disputed, now);
-            }
-            ClaimKind::Solicitation | ClaimKind::Answer | ClaimKind::Hint => {}
+            self.set_state(addr, NeighbourState::Stale, stale_until, 0);
+            self.new_generation();
         }
-        Vec::new()
+        ClaimOutcome {
+            waiters: Vec::new(),
+            is_path_new: is_followed,
+        }
     }
 
     /// Stores an entry from another stack of this machine: `addr` is at `mac`, without expiry if it
-    /// `is_permanent`. Returns the connections that waited for it.
+    /// `is_permanent`.
     pub(crate) fn set_known(
         &mut self,
         addr: IpAddr,
         mac: [u8; 6],
         is_permanent: bool,
         now: Instant,
-    ) -> Vec<ConnId> {
+    ) -> ClaimOutcome {
         if !is_unicast_mac(mac) {
-            return Vec::new();
+            return ClaimOutcome::default();
         }
         let at = match is_permanent {
             true => FOR_EVER,
             false => now.0 + self.reachable,
         };
+        let mut is_path_new = true;
         let waiters = match self.entries.get_mut(&addr) {
             Some(entry) => {
+                is_path_new = entry.mac != mac || entry.status == NeighbourState::Incomplete;
                 (entry.mac, entry.updated) = (mac, now.0);
                 let waiters = ids_of(core::mem::take(&mut entry.waiters));
                 self.not_for_unproven(addr);
@@ -448,7 +468,7 @@ impl Neighbours {
             }
             None => {
                 if self.entries.len() >= self.max_entries && !self.evict_one(false) {
-                    return Vec::new();
+                    return ClaimOutcome::default();
                 }
                 let entry = NeighbourEntry::with_mac(mac, NeighbourState::Reachable, at, now);
                 self.add(addr, entry);
@@ -456,7 +476,10 @@ impl Neighbours {
             }
         };
         self.new_generation();
-        waiters
+        ClaimOutcome {
+            waiters,
+            is_path_new,
+        }
     }
 
     /// Handles the removal of `addr` by the other stack: an entry that was permanent is confirmed
@@ -482,16 +505,6 @@ impl Neighbours {
             self.remove(address);
         }
         self.new_generation();
-    }
-
-    /// Returns whether an answer about `addr` is expected. Answers that were not are ignored.
-    pub(crate) fn expects_answer(&self, addr: IpAddr) -> bool {
-        self.entries.get(&addr).is_some_and(|entry| {
-            !matches!(
-                entry.status,
-                NeighbourState::Reachable | NeighbourState::Stale
-            )
-        })
     }
 
     /// Returns whether [`Self::poll`] has a timer to serve.
@@ -520,14 +533,9 @@ impl Neighbours {
                     break;
                 };
                 let (status, sent, mac) = (entry.status, entry.sent, entry.mac);
-                let (pause, most) = self.solicitation_schedule(status);
                 match status {
-                    NeighbourState::Incomplete
-                    | NeighbourState::Probe
-                    | NeighbourState::Disputed
-                        if sent < most =>
-                    {
-                        self.set_state(addr, status, now.0 + pause, sent + 1);
+                    NeighbourState::Incomplete | NeighbourState::Probe if sent < self.probes => {
+                        self.set_state(addr, status, now.0 + self.retransmit, sent + 1);
                         let to = (status != NeighbourState::Incomplete).then_some(mac);
                         self.solicits.push(Solicitation { target: addr, to });
                     }
@@ -541,7 +549,7 @@ impl Neighbours {
                         changed = true;
                     }
                     // In use, and no longer where it was: everybody on the link is asked at once.
-                    NeighbourState::Probe | NeighbourState::Disputed => {
+                    NeighbourState::Probe => {
                         changed = true;
                         let at = now.0 + self.retransmit;
                         self.set_state(addr, NeighbourState::Incomplete, at, 1);

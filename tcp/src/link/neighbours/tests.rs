@@ -47,7 +47,9 @@ fn a_stale_entry_is_probed_while_it_is_used() {
     let mut table = table(8);
     table.lookup(A, conn(7), false, None, Instant(1));
     assert_eq!(
-        table.process_claim(A, [2; 6], ClaimKind::Answer, Instant(1)),
+        table
+            .process_claim(A, [2; 6], ClaimKind::Reply, Instant(1))
+            .waiters,
         [conn(7)]
     );
     let generation = table.generation;
@@ -65,87 +67,169 @@ fn a_stale_entry_is_probed_while_it_is_used() {
     );
 }
 
+/// An advertisement with these flags.
+const fn advertisement(is_solicited: bool, overrides: bool) -> ClaimKind {
+    ClaimKind::Advertisement {
+        is_solicited,
+        overrides,
+    }
+}
+
+/// RFC 826 (packet reception); RFC 4861 sections 7.2.3 and 7.2.5.
 #[test]
-fn a_known_address_is_kept_while_it_answers() {
-    let mut table = table(8);
-    let mut now = Instant(1);
-    table.lookup(A, conn(7), false, None, now);
-    table.process_claim(A, [2; 6], ClaimKind::Answer, now);
-    table.solicits.clear();
-    // Just confirmed: no probe is sent.
-    table.process_claim(A, [6; 6], ClaimKind::Solicitation, now);
-    assert!(table.solicits.is_empty());
-    now = now + Duration::from_secs(2);
-    for kind in [ClaimKind::Solicitation, ClaimKind::Answer, ClaimKind::Hint] {
-        table.process_claim(A, [6; 6], kind, now);
-        assert!(
-            matches!(table.lookup(A, conn(7), false, None, now), NeighbourLookup::Found(m) if m == [2; 6])
-        );
+fn an_entry_follows_claims_as_the_protocols_say() {
+    use NeighbourState::{Incomplete, Probe, Reachable, Stale};
+    let (old, new) = ([2; 6], [6; 6]);
+    let followed = |state| (new, state, true);
+    let kept = |state| (old, state, false);
+    let second = Duration::from_secs(1);
+    // Claim; age of the entry; Ethernet address, state and whether the path is new, after a claim to a
+    // reachable entry, a stale one, and one that is being probed.
+    let rows = [
+        (
+            ClaimKind::Solicitation,
+            Duration::ZERO,
+            [followed(Stale); 3],
+        ),
+        (
+            ClaimKind::Announcement,
+            Duration::ZERO,
+            [followed(Stale); 3],
+        ),
+        (
+            ClaimKind::Reply,
+            Duration::ZERO,
+            [kept(Reachable), kept(Stale), kept(Probe)],
+        ),
+        (
+            ClaimKind::Reply,
+            second,
+            [followed(Stale), followed(Stale), followed(Reachable)],
+        ),
+        (
+            ClaimKind::Overheard,
+            Duration::ZERO,
+            [kept(Reachable), kept(Stale), kept(Probe)],
+        ),
+        (ClaimKind::Overheard, second, [followed(Stale); 3]),
+        (
+            advertisement(true, true),
+            Duration::ZERO,
+            [followed(Stale), followed(Stale), followed(Reachable)],
+        ),
+        (
+            advertisement(false, true),
+            Duration::ZERO,
+            [followed(Stale); 3],
+        ),
+        (
+            advertisement(true, false),
+            Duration::ZERO,
+            [kept(Stale), kept(Stale), kept(Probe)],
+        ),
+        (
+            advertisement(false, false),
+            Duration::ZERO,
+            [kept(Stale), kept(Stale), kept(Probe)],
+        ),
+    ];
+    for (kind, age, expected) in rows {
+        for (state, expected) in [Reachable, Stale, Probe].into_iter().zip(expected) {
+            let mut table = table(8);
+            let now = Instant(1);
+            table.add(
+                A,
+                NeighbourEntry::with_mac(old, state, now.0 + 60_000_000_000, now),
+            );
+            let outcome = table.process_claim(A, new, kind, now + age);
+            let entry = &table.entries[&A];
+            assert_eq!(
+                (entry.mac, entry.status, outcome.is_path_new),
+                expected,
+                "{kind:?} to {state:?} after {age:?}"
+            );
+        }
+        // It resolves an entry that waits, and creates one only as a solicitation.
+        let mut table = table(8);
+        let now = Instant(1);
+        let created = kind == ClaimKind::Solicitation;
+        table.process_claim(A, new, kind, now);
+        assert_eq!(table.entries.contains_key(&A), created);
+        table.remove(A);
+        table.lookup(A, conn(7), false, None, now);
+        assert_eq!(table.entries[&A].status, Incomplete);
+        let outcome = table.process_claim(A, new, kind, now);
+        assert_eq!(outcome.waiters, [conn(7)]);
+        let state = if kind.is_answer() { Reachable } else { Stale };
+        assert_eq!(table.entries[&A].status, state, "{kind:?}");
+        // None replaces a permanent entry.
+        table.set_known(A, old, true, now);
+        let outcome = table.process_claim(A, new, kind, now + second);
+        assert_eq!((table.entries[&A].mac, outcome.is_path_new), (old, false));
     }
-    assert_eq!(table.solicits.len(), 1, "one probe, however many claims");
-    assert_eq!(table.solicits[0].to, Some([2; 6]));
-    table.process_claim(A, [2; 6], ClaimKind::Answer, now);
-    assert!(table.entries[&A].status == NeighbourState::Reachable);
-    // Again, without an answer to the probes: twelve within three seconds.
-    now = now + Duration::from_secs(2);
-    table.solicits.clear();
-    table.process_claim(A, [6; 6], ClaimKind::Solicitation, now);
-    for _ in 0..12 {
-        now = now + Duration::from_millis(250);
-        table.poll(now);
-    }
-    // Then everybody on the link is asked.
-    assert_eq!(table.solicits.len(), 13);
-    assert_eq!(table.solicits[12].to, None);
-    assert!(matches!(
-        table.lookup(A, conn(7), false, None, now),
-        NeighbourLookup::Wait
-    ));
-    assert_eq!(
-        table.process_claim(A, [6; 6], ClaimKind::Answer, now),
-        [conn(7)]
-    );
-    assert!(
-        matches!(table.lookup(A, conn(7), false, None, now), NeighbourLookup::Found(m) if m == [6; 6])
-    );
 }
 
 #[test]
-fn a_neighbour_that_announces_its_move_is_followed_at_once() {
+fn a_neighbour_that_is_back_makes_the_path_new() {
     let mut table = table(8);
-    let now = Instant(1);
+    let mut now = Instant(1);
+    table.add(
+        A,
+        NeighbourEntry::with_mac([2; 6], NeighbourState::Stale, 60_000_000_000, now),
+    );
+    let is_new =
+        |table: &mut Neighbours, kind, now| table.process_claim(A, [2; 6], kind, now).is_path_new;
+    for kind in [
+        ClaimKind::Solicitation,
+        ClaimKind::Reply,
+        ClaimKind::Overheard,
+    ] {
+        assert!(!is_new(&mut table, kind, now), "{kind:?}");
+    }
+    assert!(is_new(&mut table, ClaimKind::Announcement, now));
     table.lookup(A, conn(7), false, None, now);
-    table.process_claim(A, [2; 6], ClaimKind::Answer, now);
+    assert!(
+        !is_new(&mut table, ClaimKind::Reply, now),
+        "the first answer"
+    );
+    now = now + Duration::from_secs(31);
+    table.poll(now);
+    table.lookup(A, conn(7), false, None, now);
+    now = now + Duration::from_secs(1);
+    table.poll(now);
+    assert!(
+        is_new(&mut table, ClaimKind::Reply, now),
+        "the second answer"
+    );
+}
+
+/// A claim that nobody stands behind is corrected by the probes.
+#[test]
+fn a_false_claim_ends_with_its_probes() {
+    let mut table = table(8);
+    let mut now = Instant(1);
+    table.lookup(A, conn(7), false, None, now);
+    table.process_claim(A, [2; 6], ClaimKind::Reply, now);
+    table.process_claim(A, [6; 6], ClaimKind::Solicitation, now);
     table.solicits.clear();
-    let is_at = |table: &mut Neighbours, mac, now| {
-        let found = table.lookup(A, conn(7), false, None, now);
-        matches!(found, NeighbourLookup::Found(found) if found == mac)
-    };
-    let generation = table.generation;
-    table.process_claim(A, [6; 6], ClaimKind::Announcement, now);
-    assert_ne!(table.generation, generation, "connections ask again");
-    assert!(is_at(&mut table, [6; 6], now));
-    assert_eq!(table.solicits[0].to, Some([6; 6]), "the new one is probed");
-    // Overheard ARP counts once the entry is a second old (locktime of arp(7)).
-    table.process_claim(A, [8; 6], ClaimKind::Overheard, now);
-    assert!(is_at(&mut table, [6; 6], now));
-    let later = now + Duration::from_secs(1);
-    table.process_claim(A, [8; 6], ClaimKind::Overheard, later);
-    assert!(is_at(&mut table, [8; 6], later));
-    // Neither creates an entry, and none replaces a permanent one.
-    let other = IpAddr::V4(7.into());
-    table.process_claim(other, [6; 6], ClaimKind::Announcement, now);
-    assert!(!table.entries.contains_key(&other));
-    table.set_known(A, [10; 6], true, later);
-    table.process_claim(A, [6; 6], ClaimKind::Announcement, later);
-    assert!(is_at(&mut table, [10; 6], later));
+    table.lookup(A, conn(7), false, None, now);
+    for _ in 0..3 {
+        now = now + Duration::from_secs(1);
+        table.poll(now);
+    }
+    let asked: Vec<_> = table.solicits.iter().map(|solicit| solicit.to).collect();
+    assert_eq!(asked, [Some([6; 6]), Some([6; 6]), Some([6; 6]), None]);
+    table.lookup(A, conn(7), false, None, now);
+    let outcome = table.process_claim(A, [2; 6], ClaimKind::Reply, now);
+    assert!(outcome.is_path_new);
+    assert_eq!(outcome.waiters, [conn(7)]);
 }
 
 #[test]
 fn solicitations_do_not_evict_a_neighbour_in_use() {
     let mut table = table(8);
     table.lookup(A, conn(7), false, None, Instant(1));
-    table.process_claim(A, [2; 6], ClaimKind::Answer, Instant(1));
+    table.process_claim(A, [2; 6], ClaimKind::Reply, Instant(1));
     for i in 0..1000u32 {
         table.process_claim(
             IpAddr::V4(i.into()),
@@ -165,7 +249,7 @@ fn solicitations_do_not_evict_a_neighbour_in_use() {
             table.lookup(addr, conn(1), false, None, Instant(3)),
             NeighbourLookup::Wait
         ));
-        table.process_claim(addr, [4; 6], ClaimKind::Answer, Instant(3));
+        table.process_claim(addr, [4; 6], ClaimKind::Reply, Instant(3));
     }
     assert!(matches!(
         table.lookup(A, conn(7), false, None, Instant(3)),
@@ -179,7 +263,7 @@ fn half_open_connections_get_a_quarter_of_the_table() {
     let near = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
     for i in 0..12 {
         table.lookup(near(i), conn(i), false, None, Instant(1));
-        table.process_claim(near(i), [2; 6], ClaimKind::Answer, Instant(1));
+        table.process_claim(near(i), [2; 6], ClaimKind::Reply, Instant(1));
     }
     for i in 100..1000 {
         table.lookup(near(i), conn(i), true, None, Instant(2));
@@ -198,11 +282,15 @@ fn half_open_connections_get_a_quarter_of_the_table() {
     ));
     assert_eq!(table.for_unproven, 3);
     assert_eq!(
-        table.process_claim(near(100), [4; 6], ClaimKind::Answer, Instant(3)),
+        table
+            .process_claim(near(100), [4; 6], ClaimKind::Reply, Instant(3))
+            .waiters,
         [7, 100].map(conn)
     );
     assert_eq!(
-        table.process_claim(near(101), [4; 6], ClaimKind::Answer, Instant(3)),
+        table
+            .process_claim(near(101), [4; 6], ClaimKind::Reply, Instant(3))
+            .waiters,
         [conn(101)]
     );
     let mut now = Instant(3);
@@ -279,7 +367,7 @@ fn one_user_leaves_room_for_the_questions_of_others() {
     let why = refused.to_string();
     assert!(why.contains("unresolved_per_client"), "{why}");
     // An answer makes room, and so does giving up.
-    table.process_claim(address(40), [2; 6], ClaimKind::Answer, now);
+    table.process_claim(address(40), [2; 6], ClaimKind::Reply, now);
     assert_eq!(table.check_quota(address(43), owner(1, 8)), Ok(()));
     for second in 1..4 {
         table.poll(now + Duration::from_secs(second));
