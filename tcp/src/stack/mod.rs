@@ -43,6 +43,10 @@ use crate::stack::slots::Slots;
 use crate::tcb::Tcb;
 use crate::wire::constants::PORT_MAPPER_PORT;
 
+/// Connections that send again in one call because their path has changed. The others follow in the next
+/// one.
+const RESUMED_AT_ONCE: usize = 64;
+
 /// Snapshot of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpInfo {
@@ -527,10 +531,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Retransmits on connections whose path has changed since their last timeout.
+    /// Retransmits on connections whose path has changed since their last timeout, on a bounded number in
+    /// each call.
     #[inline]
     fn resume_stalled(&mut self) {
-        while let Some(released) = self.shared.stalled.next_released() {
+        for _ in 0..RESUMED_AT_ONCE {
+            let Some(released) = self.shared.stalled.next_released() else {
+                return;
+            };
             let index = released.index;
             let Some(conn) = self.slots.get_mut(index) else {
                 continue;
