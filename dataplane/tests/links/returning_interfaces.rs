@@ -114,8 +114,8 @@ fn a_device_follows_the_changes_of_its_interface() {
             ns.wait_ping(siwd_address());
             println!("{link}, {what}: {:?}", changed.elapsed());
             let devices = siwd.context().query_devices().unwrap();
-            let devices = devices.iter().filter(|device| device.name == "siw0");
-            assert!(devices.last().unwrap().active, "{link}, {what}");
+            let mut devices = devices.iter().filter(|device| device.name == "siw0");
+            assert!(devices.next_back().unwrap().active, "{link}, {what}");
             assert!(siwd.stop().success(), "{link}, {what}");
         }
     }
