@@ -62,7 +62,7 @@ impl HeldFrames {
 }
 
 /// What tells regions apart, for [`HeldFrames::of_regions`].
-pub fn region_address(region: &Arc<SharedMemory>) -> usize {
+pub(crate) fn region_address(region: &Arc<SharedMemory>) -> usize {
     Arc::as_ptr(region) as usize
 }
 

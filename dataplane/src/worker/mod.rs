@@ -110,7 +110,7 @@ use scheduler::Scheduler;
 use sleep::WakeSources;
 use worker_qp::QpTable;
 
-pub use ext_bufs::region_address;
+pub(crate) use ext_bufs::region_address;
 pub use lifecycle::PAIR_RETRIES;
 pub use mailbox::Mailbox;
 pub use new_port::NewPort;

@@ -99,7 +99,7 @@ impl Attacker {
             if f[..6] == mark {
                 return;
             }
-            if f[6..12] == MAC {
+            if f[6..12] == MAC && !is_own_probe(&f) {
                 back.push(f);
             }
         }
@@ -180,4 +180,12 @@ impl Counters {
     pub fn since(&self, before: &Counters, name: &str) -> u64 {
         self.get(name) - before.get(name)
     }
+}
+
+/// Returns whether a frame is the device's probe of an address of its own, which it sends in the first
+/// seconds after its start (RFC 5227 section 2.1.1, RFC 4862 section 5.4.2).
+fn is_own_probe(frame: &[u8]) -> bool {
+    let is_arp = frame[12..14] == [8, 6] && frame[28..32] == [0; 4];
+    let is_solicitation = frame.len() >= 78 && frame[12..14] == [0x86, 0xdd] && frame[54] == 135;
+    is_arp || is_solicitation && frame[22..38] == [0; 16]
 }
