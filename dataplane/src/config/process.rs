@@ -275,9 +275,9 @@ fn sysfs_interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u
 #[serde(rename_all = "lowercase")]
 pub enum ProcessMemoryPolicy {
     /// None: registration of memory that has to be copied is refused. Files of root and the daemon's own
-    /// user are mapped.
+    /// user are mapped, as with `Trusted`.
     Never,
-    /// Root and the daemon's own user.
+    /// Root and the daemon's own user, in the daemon's user and pid namespaces: not in containers.
     Trusted,
     /// All users.
     All,
