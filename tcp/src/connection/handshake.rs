@@ -132,7 +132,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             if seg.flags & RST != 0 {
                 return SegmentVerdict::Done;
             }
-            self.repeat_syn_after_reset(cx);
+            if seg.flags & SYN == 0 {
+                self.repeat_syn_after_reset(cx);
+            }
             return SegmentVerdict::Reset;
         }
         if seg.flags & RST != 0 {
@@ -171,7 +173,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         SegmentVerdict::Done
     }
 
-    /// Sends the SYN again, behind the reset that answers a segment of an earlier connection (RFC 9293
+    /// Sends the SYN again, behind the reset that answers an ACK of an earlier connection (RFC 9293
     /// section 3.5.1, half-open connections): the reset ends that connection at the peer, which then
     /// accepts the SYN. Once per open, because the reset may be lost, and the segment may be forged.
     /// Nothing was lost: the SYN may request ECN again, its answer is an RTT sample, and the initial
