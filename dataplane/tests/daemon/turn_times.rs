@@ -471,13 +471,13 @@ fn huge_page_time() -> Duration {
 
 #[test]
 fn no_piece_of_work_occupies_the_control_thread_for_long() {
-    let page = huge_page_time();
-    println!("{:>8.1} us  a huge page", page.as_secs_f64() * 1e6);
-    // The lists of a region of the most extents may reach into two new ones.
-    let most = MOST + 2 * page;
+    let mut page = huge_page_time();
     let mut least = longest_times();
+    // The lists of a region of the most extents may reach into two new ones.
+    let most = |page: Duration| MOST + 2 * page;
     for _ in 1..DAEMONS {
-        if least.values().all(|time| *time < most) {
+        page = page.max(huge_page_time());
+        if least.values().all(|time| *time < most(page)) {
             break;
         }
         for (kind, time) in longest_times() {
@@ -485,6 +485,9 @@ fn no_piece_of_work_occupies_the_control_thread_for_long() {
             *known = time.min(*known);
         }
     }
+    page = page.max(huge_page_time());
+    let most = most(page);
+    println!("{:>8.1} us  a huge page", page.as_secs_f64() * 1e6);
     let mut table: Vec<_> = least.iter().collect();
     table.sort_by_key(|(_, time)| std::cmp::Reverse(**time));
     for (kind, time) in &table {
