@@ -14,7 +14,7 @@ use siw_shm::control::messages as m;
 use siw_shm::{CqGeometry, CqProducer};
 
 use super::context::Context;
-use super::pending::{AfterBarrier, PendingReply};
+use super::pending::AfterBarrier;
 use super::quotas::{Quota, channel_amounts};
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
@@ -155,13 +155,8 @@ pub(super) fn destroy_cq(context: &mut Context, id: ClientId, cq: CqId) -> Outco
         return Err(Refusal::in_use("completion queue", found.qps));
     }
     context.workers.post_to_all(|| Command::RemoveCq { cq });
-    let (token, left) = context.workers.post_barrier(Some(id));
     let then = AfterBarrier::FreeCq(cq);
-    Ok(Served::Deferred(PendingReply::Barrier {
-        token,
-        left,
-        then,
-    }))
+    Ok(Served::Deferred(context.workers.await_barrier(id, then)))
 }
 
 /// Frees a completion queue that no worker has any more.
@@ -216,14 +211,11 @@ pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::Resize
             .workers
             .post_command(worker, Command::ResizeCq { cq, producer });
     }
-    let (token, left) = context.workers.post_barrier(Some(id));
-    let cq = number;
-    let then = AfterBarrier::ResizeCq { cq, geometry };
-    Ok(Served::Deferred(PendingReply::Barrier {
-        token,
-        left,
-        then,
-    }))
+    let then = AfterBarrier::ResizeCq {
+        cq: number,
+        geometry,
+    };
+    Ok(Served::Deferred(context.workers.await_barrier(id, then)))
 }
 
 /// Tells the client where the new rings are, to which all workers write.

@@ -101,7 +101,7 @@ use self::memory::Memory;
 use self::operators::Operators;
 use self::outbox::TOKEN_OUTBOX;
 use self::peers::SubordinateUsers;
-use self::pending::{AfterBarrier, DeferredRequest, PendingReply};
+use self::pending::{AfterBarrier, DeferredRequest};
 use self::refusal::Refusal;
 use self::reload::Configuration;
 use self::replies::{Outcome, RequestState, Served};
@@ -513,10 +513,8 @@ impl ControlThread {
         client.commands_in_flight += posted;
         let limit = COMMANDS_IN_FLIGHT * self.context.workers.worker_count() as u64;
         if client.commands_in_flight >= limit && client.waiting.is_none() {
-            let (token, left) = self.context.workers.post_barrier(Some(id));
             client.commands_in_flight = 0;
-            let then = AfterBarrier::ReadOn;
-            let what = PendingReply::Barrier { token, left, then };
+            let what = self.context.workers.await_barrier(id, AfterBarrier::ReadOn);
             client.waiting = Some(DeferredRequest { seq: 0, what });
         }
     }
@@ -621,7 +619,6 @@ impl ControlThread {
         Some(qpn)
     }
 
-    /// Passes a request to its handler.
     /// Borrows the parts that a change of the devices needs.
     fn split_for_changes(&mut self) -> (&mut DeviceChanges, &mut Context, ChangedParts<'_>) {
         let parts = ChangedParts {
@@ -635,6 +632,7 @@ impl ControlThread {
         (&mut self.device_changes, &mut self.context, parts)
     }
 
+    /// Passes a request to its handler.
     fn dispatch_request(&mut self, id: ClientId, seq: u32, request: &Request) -> Outcome {
         let context = &mut self.context;
         match request {

@@ -8,7 +8,7 @@ use siw_shm::control::messages as m;
 use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::context::Context;
-use super::pending::{AfterBarrier, PendingReply};
+use super::pending::AfterBarrier;
 use super::quotas::Quota;
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
@@ -172,13 +172,8 @@ pub(super) fn modify_srq(
             ));
         }
         if srq.rings.len() >= MOST_RINGS && may_wait {
-            let (token, left) = context.workers.post_barrier(Some(id));
             let then = AfterBarrier::ResizeSrq(*request);
-            return Ok(Served::Deferred(PendingReply::Barrier {
-                token,
-                left,
-                then,
-            }));
+            return Ok(Served::Deferred(context.workers.await_barrier(id, then)));
         }
         if srq.rings.len() >= MOST_RINGS {
             return Err(Refusal::new(
@@ -282,13 +277,8 @@ pub(super) fn destroy_srq(context: &mut Context, id: ClientId, srq: SrqId) -> Ou
         return Err(Refusal::in_use("shared receive queue", queue.qps));
     }
     context.workers.post_to_all(|| Command::RemoveSrq { srq });
-    let (token, left) = context.workers.post_barrier(Some(id));
     let then = AfterBarrier::FreeSrq(srq);
-    Ok(Served::Deferred(PendingReply::Barrier {
-        token,
-        left,
-        then,
-    }))
+    Ok(Served::Deferred(context.workers.await_barrier(id, then)))
 }
 
 /// Frees a shared receive queue that no worker has any more.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use siw_shm::SharedMemory;
 
+use super::pending::{AfterBarrier, PendingReply};
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::messages::{Command, Event, WorkerStats};
 use crate::worker::{Mailbox, region_address};
@@ -143,6 +144,12 @@ impl WorkerSet {
         let token = self.next_token(client);
         self.post_to_all(|| Command::Barrier { token });
         (token, self.worker_count())
+    }
+
+    /// Posts a barrier for a client's request; `then` follows it.
+    pub fn await_barrier(&mut self, client: ClientId, then: AfterBarrier) -> PendingReply {
+        let (token, left) = self.post_barrier(Some(client));
+        PendingReply::Barrier { token, left, then }
     }
 
     /// Requests a report from every worker when no port holds a frame that refers to these regions
