@@ -329,6 +329,17 @@ impl Port {
             // SAFETY: the counts are written within the call.
             unsafe { sys::siw_port_adjust_desc(id, &mut rx_desc, &mut tx_desc) }
         })?;
+        // Transmit queues first: from DPDK 24.11 on net_tap prepares segmentation in the queue of a pair
+        // that opens its descriptor, and a transmit queue without it refuses long messages for ever.
+        for queue in 0..config.tx_queues {
+            self.check_call("transmit queue set-up", |id| {
+                // SAFETY: a port number of ours.
+                unsafe {
+                    let threshold = config.tx_free_threshold;
+                    sys::siw_port_tx_queue(id, queue, tx_desc, negotiated.tx, threshold)
+                }
+            })?;
+        }
         for queue in 0..config.rx_queues {
             let Some(pool) = pools.get(usize::from(queue)).or(pools.last()) else {
                 break;
@@ -345,15 +356,6 @@ impl Port {
                         threshold,
                         pool.as_ptr(),
                     )
-                }
-            })?;
-        }
-        for queue in 0..config.tx_queues {
-            self.check_call("transmit queue set-up", |id| {
-                // SAFETY: a port number of ours.
-                unsafe {
-                    let threshold = config.tx_free_threshold;
-                    sys::siw_port_tx_queue(id, queue, tx_desc, negotiated.tx, threshold)
                 }
             })?;
         }
