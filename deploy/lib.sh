@@ -46,15 +46,62 @@ need_disk() {
 BUILD_PACKAGES=(build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev)
 
 # Programs that tests run, and libraries that they preload: sets of packages that belong to one release.
+# "A|B" is one package under the names of several suites.
 TEST_PROGRAMS=("qemu-system-x86 qemu-utils qemu-block-extra" "perftest" "qperf" "fio" "iperf3"
     "rdmacm-utils ibverbs-utils" "python3-pyverbs" "libfabric-bin" "tgt" "libiscsi-bin" "dapl2-utils" "dpdk-dev"
-    "libjemalloc2" "libmimalloc2.0" "libtcmalloc-minimal4")
+    "libjemalloc2" "libmimalloc3|libmimalloc2.0" "libtcmalloc-minimal4t64|libtcmalloc-minimal4")
 
 # Those that only deploy/programs runs, because of their size. They would leave users and services,
 # and are unpacked.
 LARGE_PROGRAMS=("ceph-mon ceph-osd ceph-common")
 
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+# The suite of this machine by its code name (os-release(5)): bookworm, trixie, forky (testing and unstable), noble.
+SUITE=$(. /etc/os-release 2>/dev/null; echo "${VERSION_CODENAME:-unknown}")
+
+# lacks PACKAGE: whether this suite has no such package, by deploy/lacking.list.
+lacks() { grep -qx "$SUITE $1" "$ROOT/deploy/lacking.list"; }
+
+# has_package PACKAGE: whether the package lists have it under this very name.
+has_package() { [[ $(LC_ALL=C apt-cache policy "$1" 2>/dev/null) =~ Candidate:\ [^\(] ]]; }
+
+# suite_sources [SUITE]: the file of this machine's package sources, or one like it for another suite of the
+# same distribution.
+suite_sources() {
+    local file name copy
+    for file in /etc/apt/sources.list.d/{debian,ubuntu}.sources /etc/apt/sources.list; do
+        [ ! -s "$file" ] || break
+    done
+    [ "${1:-$SUITE}" != "$SUITE" ] || { echo "$file"; return; }
+    copy=$TMP/$1.${file##*.}
+    # Unstable's lists have another name than its os-release(5), and no updates apart.
+    name=$(sed -n 's/^Suites: *\([a-z]*\).*/\1/p; s/^deb [^ ]* \([a-z]*\) .*/\1/p' "$file" | head -n 1)
+    sed "s/\b$name\b/$1/g" "$file" >"$copy"
+    echo "$copy"
+}
+
+# choose_packages WORD...: prints each package once, by the name that this suite gives it, and leaves
+# out those that the suite lacks.
+choose_packages() {
+    local word names name chosen=()
+    for word in "$@"; do
+        IFS='|' read -ra names <<<"$word"
+        for name in "${names[@]}"; do
+            is_installed "$name" && break
+            name=
+        done
+        if [ -z "$name" ] && [ ${#names[@]} -gt 1 ]; then
+            refresh_lists
+            for name in "${names[@]}"; do
+                has_package "$name" && break
+            done
+        fi
+        name=${name:-$word}
+        lacks "$name" || [[ " ${chosen[*]} " = *" $name "* ]] || chosen+=("$name")
+    done
+    echo "${chosen[*]}"
+}
 
 # apt-get as every script calls it: it may add packages, and remove or downgrade none. An
 # installation by somebody else at the same time is waited for.
@@ -108,7 +155,11 @@ need_all() {
     local wanted=() sets=() accepted=() unpacked=() set package missing=
     while [ "$1" != -- ]; do wanted+=("$1"); shift; done
     shift
-    sets=("$@")
+    for set in "$@"; do
+        # shellcheck disable=SC2086 # A set is several words.
+        set=$(choose_packages $set)
+        [ -z "$set" ] || sets+=("$set")
+    done
     for package in "${wanted[@]}"; do
         is_installed "$package" || missing=1
     done
@@ -123,7 +174,7 @@ need_all() {
     exec 8>/run/lock/siwd-apt
     flock 8
     command -v apt-get >/dev/null ||
-        die "packages are missing and apt-get is not here (Debian 12 is supported): ${wanted[*]} ${sets[*]}"
+        die "packages are missing and apt-get is not here (Debian 12 and 13 are supported): ${wanted[*]} ${sets[*]}"
     refresh_lists
     apt_get -s install "${wanted[@]}" >/dev/null 2>&1 ||
         { apt_get -s install "${wanted[@]}" 2>&1 | tail -n 12 >&2
@@ -159,6 +210,16 @@ PATH=$PROGRAMS/bin:$PATH:/usr/sbin:/sbin
 
 is_unpacked() { [ -e "$PROGRAMS/${1// /+}/versions" ]; }
 
+# need_unpacked SET...: unpacks those sets whose first package is not installed.
+need_unpacked() {
+    local set
+    for set in "$@"; do
+        # shellcheck disable=SC2086 # A set is several words.
+        set=$(choose_packages $set)
+        is_installed "${set%% *}" || is_unpacked "$set" || { refresh_lists; unpack_programs $set; }
+    done
+}
+
 # unpack_programs PACKAGE...: for packages that cannot be installed beside those of this machine, or
 # that would leave a user and a service. Unpacks them, with those that they depend on, into
 # $PROGRAMS/PACKAGES/, and makes wrappers of their programs in $PROGRAMS/bin. Nothing of it is installed.
@@ -179,7 +240,7 @@ unpack_programs() {
         package=$(dpkg-deb -f "$deb" Package)
         version=$(dpkg-deb -f "$deb" Version)
         # The C library is this machine's, as is all that it has in the same version.
-        case $package in libc6 | libc-bin | libgcc-s1 | gcc-12-base | libcrypt1) continue ;; esac
+        case $package in libc6 | libc-bin | libgcc-s1 | gcc-*-base | libcrypt1) continue ;; esac
         [ "$(dpkg-query -W -f '${db:Status-Status} ${Version}' "$package" 2>/dev/null)" != "installed $version" ] || continue
         dpkg-deb -x "$deb" "$tree" || { rm -rf "$tree"; die "could not unpack $package; check free disk space on $PROGRAMS"; }
     done
@@ -213,6 +274,7 @@ version_of_package() {
 
 need_rust() {
     local how="install rustup (see rustup.rs), then run: rustup toolchain install stable"
+    ! has_package rustc-web || how+="; or install this suite's packages: apt-get install rustc-web cargo-web"
     [ -f "$HOME/.cargo/env" ] && . "$HOME/.cargo/env"
     command -v cargo >/dev/null && command -v rustc >/dev/null || die "Rust is missing; $how"
     local have

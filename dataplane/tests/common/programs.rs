@@ -37,10 +37,30 @@ impl Drop for Program {
 pub fn is_installed(program: &str, package: &str) -> bool {
     let found = Command::new("which").arg(program).output().unwrap();
     if !found.status.success() {
-        println!("skipped: {program} is not installed (apt-get install {package})");
-        assert!(std::env::var_os("CI").is_none(), "CI has to have {program}");
+        skip_for_lack_of(program, package);
     }
     found.status.success()
+}
+
+/// Prints why a test is skipped that needs a part of a package.
+///
+/// # Panics
+///
+/// In CI, unless `deploy/lacking.list` says that this suite has no such package.
+pub fn skip_for_lack_of(part: &str, package: &str) {
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let named = |line: &str| line.strip_prefix("VERSION_CODENAME=").map(str::to_owned);
+    let suite = release.lines().find_map(named).unwrap_or_default();
+    let lacking = format!("{suite} {package}");
+    if include_str!("../../../deploy/lacking.list")
+        .lines()
+        .any(|line| line == lacking)
+    {
+        println!("skipped: {part}: {suite} lacks the package {package}");
+        return;
+    }
+    println!("skipped: {part} is not installed (apt-get install {package})");
+    assert!(std::env::var_os("CI").is_none(), "CI has to have {part}");
 }
 
 impl Program {
