@@ -263,6 +263,16 @@ impl TxQueue {
         usize::from(sent)
     }
 
+    /// Drops all packets of `batch`, like packets that the driver can never send.
+    #[cold]
+    pub fn refuse_batch(&mut self, batch: &mut TxBatch) {
+        let mut count = 0;
+        while batch.pop().is_some() {
+            count += 1;
+        }
+        self.note_refused(count);
+    }
+
     #[cold]
     fn note_refused(&mut self, count: u64) {
         self.refused += count;

@@ -7,8 +7,12 @@
 //! ```
 //! Everything is generic over the writer, so that a record is written into the frame by direct calls.
 
+use std::time::Duration;
+
 use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
-use siw_tcp::{FrameInfo, FrameMeta, FrameSink, PayloadPiece, RxChecksum, TxChecksum, checksum};
+use siw_tcp::{
+    FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RxChecksum, TxChecksum, checksum,
+};
 
 use super::inbox::ProxyTx;
 use super::loss::{CONFIGURED_LOSS, FrameLoss, MEANING_OF_LOSS};
@@ -17,6 +21,10 @@ use crate::capture::Direction;
 use crate::frame_taps::FrameTaps;
 use crate::link_traits::{COPY_MAX, LinkTraits, PayloadPolicy};
 use crate::trace::{TraceEvent, TraceRecord, TraceStep, TraceTap, TracedFrame};
+
+/// Time in which a port accepts no frame and that no congestion explains: its first frame is one that it never
+/// sends.
+const STALL: Duration = Duration::from_secs(1);
 
 /// Buffers that one frame may need: a header, and a reference with a trailer for each piece of more
 /// than [`COPY_MAX`] bytes. A frame is begun only when the cache has them, so that an exhausted pool
@@ -330,6 +338,10 @@ pub(crate) struct PortOutput {
     pub(crate) loss: Option<FrameLoss>,
     /// The device's number in captures.
     pub(crate) interface: u32,
+    /// Since when the port has accepted no frame.
+    stalled_since: Option<Instant>,
+    /// The stall was reported.
+    has_told_stall: bool,
     /// Frames that left through the port or the proxy.
     pub(crate) frames_sent: u64,
     /// Frames copied into one segment because they had more segments than the port supports.
@@ -354,6 +366,8 @@ impl PortOutput {
             taps: None,
             loss: None,
             interface,
+            stalled_since: None,
+            has_told_stall: false,
             frames_sent: 0,
             frames_linearized: 0,
             frames_too_long: 0,
@@ -401,6 +415,30 @@ impl PortOutput {
             }
         };
         self.frames_sent += sent as u64;
+        if sent > 0 {
+            self.stalled_since = None;
+        }
+    }
+
+    /// Drops the batch of a port of this worker that has accepted no frame for a second, as if the network had
+    /// lost it: behind a frame that a driver never sends, no other one would ever leave. Returns true at the
+    /// first time of a stall.
+    #[cold]
+    pub(super) fn drop_stalled(&mut self, now: Instant) -> bool {
+        let TxPath::Queue(queue) = &mut self.path else {
+            return false;
+        };
+        let Some(since) = self.stalled_since else {
+            self.stalled_since = Some(now);
+            self.has_told_stall = false;
+            return false;
+        };
+        if now < since + STALL {
+            return false;
+        }
+        queue.refuse_batch(&mut self.batch);
+        self.stalled_since = Some(now);
+        !std::mem::replace(&mut self.has_told_stall, true)
     }
 
     #[cold]
@@ -591,5 +629,58 @@ fn complete_checksum(mbuf: &mut Mbuf, meta: &FrameMeta) {
     let offset = checksum::tcp_checksum_offset(meta);
     if let Some(field) = data.get_mut(offset..offset + 2) {
         field.copy_from_slice(&value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dpdk::{DriverTraits, Mempool, Port, PortConfig};
+
+    use super::*;
+    use crate::config::{ChecksumPolicy, TsoPolicy, TxPayloadPolicy};
+    use crate::datapath::test_environment;
+
+    /// A ring pair whose other end nobody reads stands for a port that accepts no frame.
+    #[test]
+    fn a_port_that_accepts_no_frame_for_a_second_loses_those_that_wait() {
+        let pool = Mempool::new(test_environment(), "stalled", 1023, 0, 2048, None).unwrap();
+        let (mut near, far) = Port::create_ring_pair(test_environment(), "stalled", 1, 64).unwrap();
+        let config = PortConfig {
+            rx_queues: 1,
+            tx_queues: 1,
+            ..PortConfig::default()
+        };
+        near.configure(&config, std::slice::from_ref(&pool))
+            .unwrap();
+        let tx = near.start().unwrap().remove(0).1.unwrap();
+        let link = LinkTraits::new(
+            DriverTraits::of_ring_pair(),
+            &near.granted_caps().unwrap(),
+            ChecksumPolicy::Auto,
+            TsoPolicy::Auto,
+            TxPayloadPolicy::Auto,
+            1500,
+        );
+        let mut output = PortOutput::new(TxPath::Queue(tx), 0, link);
+        let mut fill = |output: &mut PortOutput| {
+            while !output.batch.is_full() {
+                assert!(output.batch.push(Mbuf::alloc(&pool).unwrap()).is_ok());
+                output.transmit_batch();
+            }
+        };
+        fill(&mut output);
+        let sent = output.frames_sent;
+        let start = Instant::from_millis(1000);
+        let after = |ms| start + Duration::from_millis(ms);
+        assert!(!output.drop_stalled(start));
+        assert!(!output.drop_stalled(after(999)));
+        assert!(output.batch.is_full());
+        assert!(output.drop_stalled(after(1000)));
+        assert!(output.batch.is_empty());
+        fill(&mut output);
+        assert!(!output.drop_stalled(after(2000)), "a stall is told once");
+        assert!(output.batch.is_empty());
+        assert_eq!(output.frames_sent, sent);
+        drop((output, far));
     }
 }

@@ -231,7 +231,25 @@ impl<R> WorkerPort<R> {
         }
         let any = self.output.has_frames();
         self.output.transmit_batch();
+        if !self.output.batch.is_empty() && self.output.drop_stalled(now) {
+            self.log_stall();
+        }
         any
+    }
+
+    /// Names what a port refuses that accepts no frame at all, and stops giving it that.
+    #[cold]
+    fn log_stall(&mut self) {
+        let cure = if self.stack.stop_tso() {
+            "it may refuse frames that it has to cut into segments (TSO), so this worker sends single \
+             segments from now on"
+        } else {
+            "TCP sends them again"
+        };
+        tracing::warn!(
+            device = self.device,
+            "the port has accepted no frame for a second: the frames that wait are dropped; {cure}"
+        );
     }
 
     /// Reports that two hosts have one address; the stack limits how often.

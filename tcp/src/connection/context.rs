@@ -432,10 +432,15 @@ impl SharedState {
     #[cold]
     pub(crate) fn on_super_segment_lost(&mut self, is_again: bool, now: Instant) {
         if self.config.tso.is_some() && self.tso_watch.on_lost(is_again, now) {
-            self.config.tso = None;
-            self.stats.tso_stopped += 1;
-            self.tso_watch.unreported = true;
+            self.tso_watch.unreported = self.stop_tso();
         }
+    }
+
+    /// Sends single segments from now on. Returns false if it did so before.
+    pub(crate) fn stop_tso(&mut self) -> bool {
+        let was_on = self.config.tso.take().is_some();
+        self.stats.tso_stopped += u64::from(was_on);
+        was_on
     }
 
     /// Returns the next hop for `remote`: `remote` itself if it is on the link, else a gateway. The

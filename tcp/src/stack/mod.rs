@@ -509,6 +509,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.conflicts.take_report()
     }
 
+    /// Sends single segments from now on. Returns false if it did so before.
+    pub fn stop_tso(&mut self) -> bool {
+        self.shared.stop_tso()
+    }
+
     /// Returns whether TSO was stopped since the last call: super-segments did not arrive, while single
     /// segments did.
     #[inline]
