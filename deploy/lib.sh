@@ -3,7 +3,7 @@
 # Sourced with bash; the caller has set -euo pipefail.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-RUST_LEAST=1.89
+RUST_LEAST=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$ROOT/Cargo.toml")
 TARGET=$(cd "$ROOT" && realpath -m "${CARGO_TARGET_DIR:-target}")
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
