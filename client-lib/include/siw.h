@@ -10,8 +10,8 @@
  * that were destroyed or are of another type, and aborts the program at a second destruction; others
  * do not check that.
  *
- * Signal handlers do not end calls that wait; each has a timeout. No call is a cancellation point, and a
- * thread must not be cancelled in one: disable cancellation around it (pthread_setcancelstate(3)).
+ * Signal handlers do not end calls that wait; each has a timeout. No call is a cancellation point: a
+ * cancellation of a thread in one stays pending until it returns (pthread_cancel(3)).
  *
  * Names and meanings follow libibverbs and librdmacm: see ibv_post_send(3),
  * ibv_poll_cq(3), ibv_req_notify_cq(3), rdma_cm(7).

@@ -1,5 +1,6 @@
 //! The addresses of siwd's devices, and the loopback address that represents each in the kernel.
 
+use crate::cancel::CancelGuard;
 use crate::interfaces::kernel_addresses;
 use crate::next::verbs;
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
@@ -64,6 +65,7 @@ pub fn device_addresses() -> &'static [DeviceAddress] {
     if let Some(known) = KNOWN.get() {
         return known;
     }
+    let _guard = CancelGuard::new();
     match query_addresses() {
         Some(list) => KNOWN.get_or_init(|| list),
         None => &[],
@@ -113,7 +115,8 @@ pub unsafe fn read_address(addr: *const sockaddr, length: socklen_t) -> Option<K
         if addr.is_null() || length < size_of::<sockaddr_in>() {
             return None;
         }
-        match c_int::from((*addr).sa_family) {
+        let family = (&raw const (*addr).sa_family).read_unaligned();
+        match c_int::from(family) {
             libc::AF_INET => Some(KernelAddress {
                 v4: addr.cast::<sockaddr_in>().read_unaligned(),
             }),

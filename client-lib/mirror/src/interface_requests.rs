@@ -132,8 +132,36 @@ unsafe fn add_interfaces(config: &mut ifconf, size: c_int) {
     }
 }
 
+/// SIOCGIFCONF: the kernel's interfaces, then those of the devices.
+///
+/// # Safety
+/// The contract of the request.
+unsafe fn list_interfaces(fd: c_int, argument: *mut ifconf) -> c_int {
+    // SAFETY: as the caller promised.
+    unsafe {
+        let size = argument.read_unaligned().ifc_len;
+        let status = libc_calls::ioctl(fd, libc::SIOCGIFCONF, argument.cast());
+        if status == 0 {
+            let mut config = argument.read_unaligned();
+            add_interfaces(&mut config, size);
+            argument.write_unaligned(config);
+        }
+        status
+    }
+}
+
+/// Name of the interface whose index the request has.
+fn answer_name(request: &mut ifreq) -> Result<(), c_int> {
+    // SAFETY: the index is a number, as are all other members.
+    let index = unsafe { request.ifr_ifru.ifru_ifindex } as c_uint;
+    // SAFETY: a buffer of `IFNAMSIZ` octets.
+    let is_known = unsafe { write_name(index, request.ifr_name.as_mut_ptr()) };
+    is_known.then_some(()).ok_or(libc::ENODEV)
+}
+
+/// ioctl(2). The structs of a program may be unaligned: Python passes the octets of an object.
 #[unsafe(export_name = "ioctl")]
-unsafe extern "C" fn request(fd: c_int, code: c_ulong, argument: *mut c_void) -> c_int {
+unsafe extern "C-unwind" fn request(fd: c_int, code: c_ulong, argument: *mut c_void) -> c_int {
     if code >> 8 != SOCKET_REQUESTS || argument.is_null() {
         // SAFETY: by the contract of the manual page.
         return unsafe { libc_calls::ioctl(fd, code, argument) };
@@ -141,35 +169,30 @@ unsafe extern "C" fn request(fd: c_int, code: c_ulong, argument: *mut c_void) ->
     // SAFETY: the manual page of each request defines its argument.
     unsafe {
         if code == libc::SIOCGIFCONF {
-            let size = (*argument.cast::<ifconf>()).ifc_len;
-            let status = libc_calls::ioctl(fd, code, argument);
-            if status == 0 {
-                add_interfaces(&mut *argument.cast(), size);
-            }
-            return status;
+            return list_interfaces(fd, argument.cast());
         }
         let status = libc_calls::ioctl(fd, code, argument);
         if status == 0 || errno() != libc::ENODEV {
             return status;
         }
-        let answered = match code {
+        let answer: fn(c_ulong, &mut ifreq) -> Result<(), c_int> = match code {
             libc::SIOCGIFFLAGS
             | libc::SIOCGIFINDEX
             | libc::SIOCGIFMTU
             | libc::SIOCGIFHWADDR
             | libc::SIOCGIFADDR
             | libc::SIOCGIFNETMASK
-            | libc::SIOCGIFBRDADDR => answer(code, &mut *argument.cast()),
-            libc::SIOCGIFNAME => {
-                let request = &mut *argument.cast::<ifreq>();
-                let index = request.ifr_ifru.ifru_ifindex as c_uint;
-                let is_known = write_name(index, request.ifr_name.as_mut_ptr());
-                is_known.then_some(()).ok_or(libc::ENODEV)
-            }
-            _ => Err(libc::ENODEV),
+            | libc::SIOCGIFBRDADDR => answer,
+            libc::SIOCGIFNAME => |_, request| answer_name(request),
+            _ => return status,
         };
-        match answered {
-            Ok(()) => 0,
+        let argument: *mut ifreq = argument.cast();
+        let mut request = argument.read_unaligned();
+        match answer(code, &mut request) {
+            Ok(()) => {
+                argument.write_unaligned(request);
+                0
+            }
             Err(errno) => {
                 set_errno(errno);
                 -1
@@ -179,7 +202,7 @@ unsafe extern "C" fn request(fd: c_int, code: c_ulong, argument: *mut c_void) ->
 }
 
 #[unsafe(export_name = "if_nametoindex")]
-unsafe extern "C" fn name_to_index(name: *const c_char) -> c_uint {
+unsafe extern "C-unwind" fn name_to_index(name: *const c_char) -> c_uint {
     // SAFETY: by the contract of the manual page.
     unsafe {
         let index = libc_calls::if_nametoindex(name);
@@ -195,7 +218,7 @@ unsafe extern "C" fn name_to_index(name: *const c_char) -> c_uint {
 }
 
 #[unsafe(export_name = "if_indextoname")]
-unsafe extern "C" fn index_to_name(index: c_uint, name: *mut c_char) -> *mut c_char {
+unsafe extern "C-unwind" fn index_to_name(index: c_uint, name: *mut c_char) -> *mut c_char {
     // SAFETY: by the contract of the manual page.
     unsafe {
         let found = libc_calls::if_indextoname(index, name);

@@ -155,7 +155,7 @@ fn lock_added() -> MutexGuard<'static, HashMap<usize, Box<[InterfaceEntry]>>> {
 }
 
 #[unsafe(export_name = "getifaddrs")]
-unsafe extern "C" fn list_interfaces(list: *mut *mut ifaddrs) -> c_int {
+unsafe extern "C-unwind" fn list_interfaces(list: *mut *mut ifaddrs) -> c_int {
     // SAFETY: by the contract of the manual page.
     let status = unsafe { libc_calls::getifaddrs(list) };
     if status != 0 {
@@ -168,18 +168,25 @@ unsafe extern "C" fn list_interfaces(list: *mut *mut ifaddrs) -> c_int {
     let first = &raw mut first.abi;
     // SAFETY: a list of the C library, whose end is found and written.
     unsafe {
-        let mut end = list;
-        while !(*end).is_null() {
-            end = &raw mut (**end).ifa_next;
+        // The program's own pointer may be unaligned; those of the C library are not.
+        let mut head = list.read_unaligned();
+        if head.is_null() {
+            head = first;
+            list.write_unaligned(first);
+        } else {
+            let mut end = &raw mut (*head).ifa_next;
+            while !(*end).is_null() {
+                end = &raw mut (**end).ifa_next;
+            }
+            *end = first;
         }
-        *end = first;
-        lock_added().insert((*list).addr(), entries);
+        lock_added().insert(head.addr(), entries);
     }
     status
 }
 
 #[unsafe(export_name = "freeifaddrs")]
-unsafe extern "C" fn free_interfaces(list: *mut ifaddrs) {
+unsafe extern "C-unwind" fn free_interfaces(list: *mut ifaddrs) {
     let added = lock_added().remove(&list.addr());
     // If the C library has no interfaces, the list is only that of the devices.
     let is_own = added

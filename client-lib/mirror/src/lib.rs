@@ -10,13 +10,20 @@
 //! |---|---|
 //! | `imports.rs` (of `siw-preload`), `next.rs` | the functions of the C library and of the drop-in library |
 //! | `fork_lock.rs` (of `siw-preload`) | state that a child of fork(2) goes on using |
+//! | `cancel.rs` (of `siw`) | keeps a cancellation of a thread pending |
 //! | `devices.rs` | siwd's addresses, and the loopback address for each |
 //! | `sockets.rs` | binding, connecting and sending |
 //! | `interfaces.rs`, `interface_requests.rs` | getifaddrs(3); ioctl(2), if_nametoindex(3) |
 //! | `paths.rs` | redirects /sys/class/infiniband and /dev/infiniband to files that siwd writes |
 //! | `tree_walks.rs` | walks of file trees that start there |
+//!
+//! Many of these calls are cancellation points (pthreads(7)). A cancelled thread is unwound through the
+//! exported functions, which have nothing to drop while the C library runs, or keep the cancellation
+//! pending.
 #![allow(clippy::missing_safety_doc)]
 
+#[path = "../../src/app_memory/cancel.rs"]
+mod cancel;
 mod devices;
 #[path = "../../preload/src/fork_lock.rs"]
 mod fork_lock;

@@ -21,13 +21,13 @@ pub mod libc_calls {
         pub level: c_int,
     }
     /// Callback of ftw(3).
-    pub type Visit = unsafe extern "C" fn(*const c_char, *const stat, c_int) -> c_int;
+    pub type Visit = unsafe extern "C-unwind" fn(*const c_char, *const stat, c_int) -> c_int;
     /// Callback of nftw(3).
     pub type VisitWithPlace =
-        unsafe extern "C" fn(*const c_char, *const stat, c_int, *mut Ftw) -> c_int;
+        unsafe extern "C-unwind" fn(*const c_char, *const stat, c_int, *mut Ftw) -> c_int;
     /// Comparison function of fts_open(3); may be NULL.
     pub type Compare =
-        Option<unsafe extern "C" fn(*mut *const c_void, *mut *const c_void) -> c_int>;
+        Option<unsafe extern "C-unwind" fn(*mut *const c_void, *mut *const c_void) -> c_int>;
 
     imported_functions! { libc::RTLD_NEXT;
         fn bind = c"bind" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;

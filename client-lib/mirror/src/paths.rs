@@ -2,6 +2,7 @@
 //! /sys/class/infiniband and its siblings, /dev/infiniband. All other paths are passed to the C
 //! library unchanged, after a check of their first bytes.
 
+use crate::cancel::CancelGuard;
 use crate::next::libc_calls::{self, dirent, dirent64};
 use crate::next::verbs;
 use libc::{FILE, c_uint, mode_t, size_t, ssize_t, stat, stat64, statx};
@@ -57,13 +58,16 @@ macro_rules! calls_with_path {
         $(, $after:ident: $after_type:ty)* $(,)?) -> $result:ty;)*) => {
         $(
             #[unsafe(export_name = $call)]
-            unsafe extern "C" fn $function(
+            unsafe extern "C-unwind" fn $function(
                 $($before: $before_type,)* path: *const c_char $(, $after: $after_type)*
             ) -> $result {
                 // SAFETY: by the contract of the manual page.
                 unsafe {
-                    let other = redirect(path);
-                    let path = other.as_ref().map_or(path, |other| other.as_ptr());
+                    let Some(other) = redirect(path) else {
+                        return libc_calls::$function($($before,)* path $(, $after)*);
+                    };
+                    let _guard = CancelGuard::new();
+                    let path = other.as_ptr();
                     libc_calls::$function($($before,)* path $(, $after)*)
                 }
             }
@@ -145,9 +149,9 @@ struct Glob {
     flags: c_int,
     closedir: unsafe extern "C" fn(*mut libc::DIR) -> c_int,
     readdir: unsafe extern "C" fn(*mut libc::DIR) -> *mut dirent64,
-    opendir: unsafe extern "C" fn(*const c_char) -> *mut libc::DIR,
-    lstat: unsafe extern "C" fn(*const c_char, *mut stat64) -> c_int,
-    stat: unsafe extern "C" fn(*const c_char, *mut stat64) -> c_int,
+    opendir: unsafe extern "C-unwind" fn(*const c_char) -> *mut libc::DIR,
+    lstat: unsafe extern "C-unwind" fn(*const c_char, *mut stat64) -> c_int,
+    stat: unsafe extern "C-unwind" fn(*const c_char, *mut stat64) -> c_int,
 }
 
 /// The functions in the struct are to be used. The crate libc lacks this flag.
@@ -172,20 +176,23 @@ unsafe fn find_paths(
     let glob = found.cast::<Glob>();
     // SAFETY: the caller's struct; these fields are only used with the flag.
     unsafe {
-        (&raw mut (*glob).closedir).write(libc::closedir);
-        (&raw mut (*glob).readdir).write(libc::readdir64);
-        (&raw mut (*glob).opendir).write(opendir);
-        (&raw mut (*glob).lstat).write(lstat64);
-        (&raw mut (*glob).stat).write(stat64_of);
+        (&raw mut (*glob).closedir).write_unaligned(libc::closedir);
+        (&raw mut (*glob).readdir).write_unaligned(libc::readdir64);
+        (&raw mut (*glob).opendir).write_unaligned(opendir);
+        (&raw mut (*glob).lstat).write_unaligned(lstat64);
+        (&raw mut (*glob).stat).write_unaligned(stat64_of);
     }
     let result = call(flags | GLOB_ALTDIRFUNC);
     // SAFETY: as above; the flags are written by the call.
-    unsafe { (*glob).flags &= !GLOB_ALTDIRFUNC };
+    unsafe {
+        let flags = &raw mut (*glob).flags;
+        flags.write_unaligned(flags.read_unaligned() & !GLOB_ALTDIRFUNC);
+    }
     result
 }
 
 #[unsafe(export_name = "glob")]
-unsafe extern "C" fn glob_paths(
+unsafe extern "C-unwind" fn glob_paths(
     pattern: *const c_char,
     flags: c_int,
     on_error: usize,
@@ -200,7 +207,7 @@ unsafe extern "C" fn glob_paths(
 }
 
 #[unsafe(export_name = "glob64")]
-unsafe extern "C" fn glob64_paths(
+unsafe extern "C-unwind" fn glob64_paths(
     pattern: *const c_char,
     flags: c_int,
     on_error: usize,

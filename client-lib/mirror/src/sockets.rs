@@ -43,7 +43,11 @@ unsafe fn redirect(fd: c_int, addr: *const sockaddr, length: socklen_t) -> Optio
 }
 
 #[unsafe(export_name = "bind")]
-unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
+unsafe extern "C-unwind" fn bind_socket(
+    fd: c_int,
+    addr: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
         match redirect(fd, addr, length) {
@@ -54,7 +58,11 @@ unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: sockl
 }
 
 #[unsafe(export_name = "connect")]
-unsafe extern "C" fn connect_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
+unsafe extern "C-unwind" fn connect_socket(
+    fd: c_int,
+    addr: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
         match redirect(fd, addr, length) {
@@ -65,7 +73,7 @@ unsafe extern "C" fn connect_socket(fd: c_int, addr: *const sockaddr, length: so
 }
 
 #[unsafe(export_name = "sendto")]
-unsafe extern "C" fn send_to(
+unsafe extern "C-unwind" fn send_to(
     fd: c_int,
     from: *const c_void,
     length: usize,
@@ -82,17 +90,21 @@ unsafe extern "C" fn send_to(
 }
 
 #[unsafe(export_name = "sendmsg")]
-unsafe extern "C" fn send_message(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
+unsafe extern "C-unwind" fn send_message(
+    fd: c_int,
+    message: *const libc::msghdr,
+    flags: c_int,
+) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        let Some(given) = message.as_ref() else {
+        if message.is_null() {
             return libc_calls::sendmsg(fd, message, flags);
-        };
+        }
+        let mut given = message.read_unaligned();
         match redirect(fd, given.msg_name.cast(), given.msg_namelen) {
             Some(loopback) => {
-                let mut redirected = *given;
-                redirected.msg_name = loopback.as_abi().cast_mut().cast();
-                libc_calls::sendmsg(fd, &raw const redirected, flags)
+                given.msg_name = loopback.as_abi().cast_mut().cast();
+                libc_calls::sendmsg(fd, &raw const given, flags)
             }
             None => libc_calls::sendmsg(fd, message, flags),
         }

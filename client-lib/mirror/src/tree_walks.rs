@@ -3,19 +3,22 @@
 //! walks start at siwd's files. nftw(3) and ftw(3) report files below the requested path;
 //! fts_read(3) reports siwd's paths.
 
+use crate::cancel::CancelGuard;
 use crate::next::libc_calls::{self, Compare, Ftw, Visit, VisitWithPlace};
 use crate::paths::redirect;
 use libc::stat;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
-/// A walk of this thread that was redirected.
-#[derive(Clone)]
+/// A walk of this thread that was redirected. Everything that a walk owns is here: the callback may end the
+/// thread (pthread_exit(3)), which unwinds the frames of the walk.
 struct Walk {
     asked: CString,
-    /// Length of the path where it really starts.
-    real_length: usize,
+    /// The path where it really starts.
+    real: CString,
     visit: Visitor,
+    /// The latest path given to the callback.
+    named: CString,
 }
 
 #[derive(Clone, Copy)]
@@ -29,61 +32,65 @@ thread_local! {
     static WALKS: RefCell<Vec<Walk>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls the caller's function for a file, with the path that the caller expects.
-unsafe fn hand_over(
-    path: *const c_char,
-    found: *const stat,
-    kind: c_int,
-    place: *mut Ftw,
-) -> c_int {
-    // Not borrowed while the function runs, because it may begin a walk.
-    let walk = WALKS.try_with(|walks| walks.borrow().last().cloned());
-    let Ok(Some(walk)) = walk else {
-        return 0;
-    };
-    // SAFETY: nftw(3) passes a C string, which begins with the path given to it.
-    let below = unsafe { &CStr::from_ptr(path).to_bytes()[walk.real_length..] };
-    let Ok(named) = CString::new([walk.asked.as_bytes(), below].concat()) else {
-        return 0;
-    };
-    // SAFETY: the contract of nftw(3); its struct lives as long as this call.
-    unsafe {
-        match walk.visit {
-            Visitor::Plain(visit) => visit(named.as_ptr(), found, kind),
-            Visitor::WithPlace(visit) => {
-                let named_length = walk.asked.as_bytes().len() as c_int;
-                let mut shifted = *place;
-                // The first path of the walk may have another last component than the requested
-                // one.
-                shifted.base = if shifted.level == 0 {
-                    let slash = named.as_bytes().iter().rposition(|byte| *byte == b'/');
-                    slash.map_or(0, |at| at as c_int + 1)
-                } else {
-                    shifted.base - walk.real_length as c_int + named_length
-                };
-                visit(named.as_ptr(), found, kind, &mut shifted)
-            }
+/// The path that the caller expects for a file of the innermost walk, with the walk's function; the path
+/// stays until the next file of that walk. Corrects the offset in `place`.
+///
+/// # Safety
+/// A path of the C library, which begins with the path given to it.
+unsafe fn rename(path: *const c_char, place: Option<&mut Ftw>) -> Option<(*const c_char, Visitor)> {
+    // Not borrowed while the callback runs, because it may begin a walk.
+    let renamed = WALKS.try_with(|walks| {
+        let mut walks = walks.borrow_mut();
+        let walk = walks.last_mut()?;
+        let (asked, real_length) = (walk.asked.as_bytes(), walk.real.as_bytes().len());
+        // SAFETY: as the caller promised.
+        let below = unsafe { CStr::from_ptr(path) }
+            .to_bytes()
+            .get(real_length..)?;
+        let named = [asked, below].concat();
+        if let Some(place) = place {
+            // The first path of the walk may have another last component than the requested one.
+            place.base = if place.level == 0 {
+                let slash = named.iter().rposition(|byte| *byte == b'/');
+                slash.map_or(0, |at| at as c_int + 1)
+            } else {
+                place.base - real_length as c_int + asked.len() as c_int
+            };
         }
-    }
+        walk.named = CString::new(named).ok()?;
+        Some((walk.named.as_ptr(), walk.visit))
+    });
+    renamed.ok().flatten()
 }
 
-unsafe extern "C" fn hand_over_plain(
+unsafe extern "C-unwind" fn hand_over_plain(
     path: *const c_char,
     found: *const stat,
     kind: c_int,
 ) -> c_int {
     // SAFETY: called by ftw(3) according to its manual page.
-    unsafe { hand_over(path, found, kind, std::ptr::null_mut()) }
+    unsafe {
+        match rename(path, None) {
+            Some((named, Visitor::Plain(visit))) => visit(named, found, kind),
+            _ => 0,
+        }
+    }
 }
 
-unsafe extern "C" fn hand_over_place(
+unsafe extern "C-unwind" fn hand_over_place(
     path: *const c_char,
     found: *const stat,
     kind: c_int,
     place: *mut Ftw,
 ) -> c_int {
-    // SAFETY: called by nftw(3) according to its manual page.
-    unsafe { hand_over(path, found, kind, place) }
+    // SAFETY: called by nftw(3) according to its manual page; its struct lives as long as this call.
+    unsafe {
+        let mut shifted = *place;
+        match rename(path, Some(&mut shifted)) {
+            Some((named, Visitor::WithPlace(visit))) => visit(named, found, kind, &raw mut shifted),
+            _ => 0,
+        }
+    }
 }
 
 fn without_last_slashes(path: &CStr) -> CString {
@@ -97,31 +104,29 @@ fn without_last_slashes(path: &CStr) -> CString {
     CString::new(bytes).unwrap_or_default()
 }
 
-/// Runs `call` with the path in siwd's tree, and registers the walk meanwhile; None for other
-/// paths.
+/// Registers a walk that starts in siwd's tree, and returns where; None for other paths.
 ///
 /// # Safety
 /// NULL or a C string.
-unsafe fn walk_elsewhere(
-    path: *const c_char,
-    visit: Visitor,
-    call: impl FnOnce(*const c_char) -> c_int,
-) -> Option<c_int> {
+unsafe fn begin_walk(path: *const c_char, visit: Visitor) -> Option<*const c_char> {
     // SAFETY: as the caller promised.
     let (real, asked) = unsafe { (redirect(path)?, CStr::from_ptr(path)) };
     // File names as from the C library: without trailing slashes of the requested path.
     let (real, asked) = (without_last_slashes(&real), without_last_slashes(asked));
+    let start = real.as_ptr();
     let walk = Walk {
         asked,
-        real_length: real.as_bytes().len(),
+        real,
         visit,
+        named: CString::default(),
     };
     // The variable no longer exists in functions of atexit(3): they see the kernel's tree.
     let registered = WALKS.try_with(|walks| walks.borrow_mut().push(walk));
-    registered.ok()?;
-    let result = call(real.as_ptr());
+    registered.ok().map(|()| start)
+}
+
+fn end_walk() {
     let _ = WALKS.try_with(|walks| walks.borrow_mut().pop());
-    Some(result)
 }
 
 /// nftw(3) and ftw(3): the 64-bit variants use the same structs.
@@ -129,26 +134,32 @@ macro_rules! walks {
     ($(fn $plain:ident = $plain_call:literal, $placed:ident = $placed_call:literal;)*) => {
         $(
             #[unsafe(export_name = $plain_call)]
-            unsafe extern "C" fn $plain(path: *const c_char, visit: Visit, most: c_int) -> c_int {
+            unsafe extern "C-unwind" fn $plain(
+                path: *const c_char, visit: Visit, most: c_int,
+            ) -> c_int {
                 // SAFETY: by the contract of the manual page.
                 unsafe {
-                    walk_elsewhere(path, Visitor::Plain(visit), |path| {
-                        libc_calls::$plain(path, hand_over_plain, most)
-                    })
-                    .unwrap_or_else(|| libc_calls::$plain(path, visit, most))
+                    let Some(start) = begin_walk(path, Visitor::Plain(visit)) else {
+                        return libc_calls::$plain(path, visit, most);
+                    };
+                    let result = libc_calls::$plain(start, hand_over_plain, most);
+                    end_walk();
+                    result
                 }
             }
 
             #[unsafe(export_name = $placed_call)]
-            unsafe extern "C" fn $placed(
+            unsafe extern "C-unwind" fn $placed(
                 path: *const c_char, visit: VisitWithPlace, most: c_int, flags: c_int,
             ) -> c_int {
                 // SAFETY: by the contract of the manual page.
                 unsafe {
-                    walk_elsewhere(path, Visitor::WithPlace(visit), |path| {
-                        libc_calls::$placed(path, hand_over_place, most, flags)
-                    })
-                    .unwrap_or_else(|| libc_calls::$placed(path, visit, most, flags))
+                    let Some(start) = begin_walk(path, Visitor::WithPlace(visit)) else {
+                        return libc_calls::$placed(path, visit, most, flags);
+                    };
+                    let result = libc_calls::$placed(start, hand_over_place, most, flags);
+                    end_walk();
+                    result
                 }
             }
         )*
@@ -160,41 +171,51 @@ walks! {
     fn ftw64 = "ftw64", nftw64 = "nftw64";
 }
 
+/// Paths of fts_open(3), with those of siwd's tree in place of the kernel's.
+struct StartPaths {
+    list: Vec<*const c_char>,
+    /// The paths in siwd's tree.
+    _kept: Vec<CString>,
+}
+
+/// None if no path is redirected.
+///
 /// # Safety
 /// The contract of fts_open(3).
-unsafe fn open_walk(
-    paths: *const *const c_char,
-    call: impl FnOnce(*const *const c_char) -> *mut c_void,
-) -> *mut c_void {
-    let mut kept = Vec::new();
-    let mut list = Vec::new();
+unsafe fn redirect_all(paths: *const *const c_char) -> Option<StartPaths> {
+    let (mut list, mut kept) = (Vec::new(), Vec::new());
     // SAFETY: an array of C strings that ends with NULL.
     unsafe {
         let mut next = paths;
-        while !(*next).is_null() {
-            let other = redirect(*next);
-            list.push(other.as_ref().map_or(*next, |other| other.as_ptr()));
+        loop {
+            let path = next.read_unaligned();
+            let other = redirect(path);
+            list.push(other.as_ref().map_or(path, |other| other.as_ptr()));
             kept.extend(other);
+            if path.is_null() {
+                break;
+            }
             next = next.add(1);
         }
     }
-    if kept.is_empty() {
-        return call(paths);
-    }
-    list.push(std::ptr::null());
-    // fts_open(3) copies the paths.
-    call(list.as_ptr())
+    (!kept.is_empty()).then_some(StartPaths { list, _kept: kept })
 }
 
 macro_rules! opened_walks {
     ($(fn $open:ident = $call:literal;)*) => {
         $(
             #[unsafe(export_name = $call)]
-            unsafe extern "C" fn $open(
+            unsafe extern "C-unwind" fn $open(
                 paths: *const *const c_char, options: c_int, compare: Compare,
             ) -> *mut c_void {
-                // SAFETY: by the contract of the manual page.
-                unsafe { open_walk(paths, |paths| libc_calls::$open(paths, options, compare)) }
+                // SAFETY: by the contract of the manual page. fts_open(3) copies the paths.
+                unsafe {
+                    let Some(start) = redirect_all(paths) else {
+                        return libc_calls::$open(paths, options, compare);
+                    };
+                    let _guard = CancelGuard::new();
+                    libc_calls::$open(start.list.as_ptr(), options, compare)
+                }
             }
         )*
     };

@@ -1,6 +1,7 @@
 //! Converts a kernel socket to an rsocket: creates one with the same options, and moves it to the
 //! number of the descriptor.
 
+use crate::cancel::CancelGuard;
 use crate::fork_lock::ForkLock;
 use crate::next::{libc_calls, rsockets};
 use libc::socklen_t;
@@ -211,6 +212,7 @@ unsafe fn copy_options(from: c_int, to: c_int) {
 /// Replaces the socket by an rsocket of its family that is not bound, at all its descriptors. Returns
 /// false if it stays unchanged.
 pub fn convert_socket(fd: c_int) -> bool {
+    let _guard = CancelGuard::new();
     // SAFETY: the descriptors belong to this function, or were passed by the program.
     unsafe {
         let domain = option_number(fd, libc::SO_DOMAIN).unwrap_or(libc::AF_INET);

@@ -11,11 +11,17 @@
 //! | `imports.rs`, `next.rs` | the functions of the C library, and those of rsockets |
 //! | `convert.rs` | conversion of a socket to an rsocket |
 //! | `fork_lock.rs` | state that a child of fork(2) goes on using |
+//! | `cancel.rs` (of `siw`) | keeps a cancellation of a thread pending |
 //! | `dispatch.rs` | calls that both have, with the same arguments |
 //! | `sockets.rs`, `transfer.rs`, `wait.rs` | the calls |
 //! | `stdio.rs` | streams of the C library, and its ways to close descriptors |
+//!
+//! Many of these calls are cancellation points (pthreads(7)). A cancelled thread is unwound through the
+//! exported functions, which have nothing to drop while a call of the C library or of rsockets runs.
 #![allow(clippy::missing_safety_doc)]
 
+#[path = "../../src/app_memory/cancel.rs"]
+mod cancel;
 mod convert;
 mod dispatch;
 mod fork_lock;

@@ -64,6 +64,9 @@ pub mod libc_calls {
         ) -> c_int;
         fn read = c"read" (fd: c_int, to: *mut c_void, length: usize) -> isize;
         fn write = c"write" (fd: c_int, from: *const c_void, length: usize) -> isize;
+        fn pread = c"pread" (
+            fd: c_int, to: *mut c_void, length: usize, offset: libc::off_t,
+        ) -> isize;
         fn readv = c"readv" (fd: c_int, list: *const iovec, count: c_int) -> isize;
         fn writev = c"writev" (fd: c_int, list: *const iovec, count: c_int) -> isize;
         fn recv = c"recv" (fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize;

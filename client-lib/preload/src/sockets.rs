@@ -1,5 +1,6 @@
 //! Creating, binding, connecting, accepting and closing sockets; their options and descriptors.
 
+use crate::cancel::CancelGuard;
 use crate::convert::{
     add_candidate, add_duplicate_candidate, convert_socket, is_candidate, is_open_rsocket,
     is_rsocket, remove_candidate, remove_socket, wildcard_address,
@@ -90,6 +91,8 @@ unsafe extern "C-unwind" fn start_listening(fd: c_int, backlog: c_int) -> c_int 
 /// # Safety
 /// A listener of the kernel.
 unsafe fn join_rsocket(fd: c_int, backlog: c_int) -> bool {
+    // listen(2) is no cancellation point.
+    let _guard = CancelGuard::new();
     let Some((addr, length)) = wildcard_address(fd) else {
         return false;
     };

@@ -4,6 +4,7 @@ use crate::convert::is_rsocket;
 use crate::dispatch::dispatched_calls;
 use crate::next::{libc_calls, rsockets};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
+use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
 
@@ -138,7 +139,7 @@ unsafe extern "C-unwind" fn send_messages(
             let message = list.add(index as usize);
             let sent = rsockets::sendmsg(fd, &raw const (*message).msg_hdr, flags);
             match c_uint::try_from(sent) {
-                Ok(sent) => (*message).msg_len = sent,
+                Ok(sent) => (&raw mut (*message).msg_len).write_unaligned(sent),
                 Err(_) => return moved_or_failed(index),
             }
         }
@@ -160,7 +161,8 @@ unsafe extern "C-unwind" fn receive_messages(
             return libc_calls::recvmmsg(fd, list, count, flags, timeout);
         }
         // As in the kernel, the timeout is checked only after each message.
-        let deadline = timeout.as_ref().map(|timeout| {
+        let deadline = (!timeout.is_null()).then(|| {
+            let timeout = timeout.read_unaligned();
             let seconds = u64::try_from(timeout.tv_sec).unwrap_or(0);
             let nanos = u64::try_from(timeout.tv_nsec).unwrap_or(0);
             Instant::now() + Duration::from_secs(seconds) + Duration::from_nanos(nanos)
@@ -170,7 +172,7 @@ unsafe extern "C-unwind" fn receive_messages(
             let message = list.add(index as usize);
             let received = rsockets::recvmsg(fd, &raw mut (*message).msg_hdr, each);
             match c_uint::try_from(received) {
-                Ok(received) => (*message).msg_len = received,
+                Ok(received) => (&raw mut (*message).msg_len).write_unaligned(received),
                 Err(_) => return moved_or_failed(index),
             }
             let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
@@ -254,6 +256,11 @@ vector_calls! {
 /// Bytes that sendfile(2) to an rsocket copies per call.
 const PIECE: usize = 1 << 16;
 
+thread_local! {
+    /// Buffer of sendfile(2): the frame of a call that waits may be unwound, and has nothing to drop.
+    static COPIED: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE].into());
+}
+
 #[unsafe(export_name = "sendfile")]
 unsafe extern "C-unwind" fn send_file(
     to: c_int,
@@ -269,13 +276,13 @@ unsafe extern "C-unwind" fn send_file(
         let mut at = if offset.is_null() {
             libc_calls::lseek(from, 0, libc::SEEK_CUR)
         } else {
-            *offset
+            offset.read_unaligned()
         };
         let sent = copy_file(to, from, &mut at, length);
         if offset.is_null() {
             libc_calls::lseek(from, at, libc::SEEK_SET);
         } else {
-            *offset = at;
+            offset.write_unaligned(at);
         }
         sent
     }
@@ -284,15 +291,20 @@ unsafe extern "C-unwind" fn send_file(
 /// # Safety
 /// An rsocket and a file.
 unsafe fn copy_file(to: c_int, from: c_int, at: &mut libc::off_t, length: usize) -> isize {
-    let mut buffer = vec![0u8; PIECE.min(length)];
+    // There is none any more in a thread that ends.
+    let Ok(buffer) = COPIED.try_with(|buffer| buffer.borrow_mut().as_mut_ptr()) else {
+        // SAFETY: the C library gives a valid pointer to this thread's errno.
+        unsafe { *libc::__errno_location() = libc::ENOMEM };
+        return -1;
+    };
     let mut done = 0;
     while done < length {
-        let wanted = buffer.len().min(length - done);
-        // SAFETY: a buffer with its length.
+        let wanted = PIECE.min(length - done);
+        // SAFETY: a buffer of this thread with its length.
         let sent = unsafe {
-            match libc::pread(from, buffer.as_mut_ptr().cast(), wanted, *at) {
+            match libc_calls::pread(from, buffer.cast(), wanted, *at) {
                 count if count <= 0 => count,
-                count => rsockets::send(to, buffer.as_ptr().cast(), count as usize, 0),
+                count => rsockets::send(to, buffer.cast(), count as usize, 0),
             }
         };
         match usize::try_from(sent) {

@@ -8,8 +8,8 @@ use super::{
     null_pointer, read_sized, store_out, to_socket_addr, to_status, to_timeout,
 };
 use crate::{
-    CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest, Context,
-    Error, ListenOptions, Qp,
+    CancelGuard, CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest,
+    Context, Error, ListenOptions, Qp,
 };
 use rustix::fd::{AsFd, AsRawFd};
 use siw_shm::control::{ANY_DEVICE, CmEventKind, MpaOptions};
@@ -24,6 +24,7 @@ pub unsafe extern "C" fn siw_create_cm_channel(
     ctx: *const Context,
     out: *mut *mut CmChannel,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { store_boxed(out, borrow_handle(ctx).and_then(CmChannel::new)) }
 }
@@ -31,6 +32,7 @@ pub unsafe extern "C" fn siw_create_cm_channel(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_cm_channel(channel: *mut CmChannel) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(channel) }
 }
@@ -106,6 +108,7 @@ pub unsafe extern "C" fn siw_get_cm_event(
     out: *mut SiwCmEvent,
     timeout_ms: c_int,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     if out.is_null() {
         return fail_with(null_pointer());
     }
@@ -170,6 +173,7 @@ pub unsafe extern "C" fn siw_connect(
     dst_len: libc::socklen_t,
     param: *const SiwConnParam,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let args = unsafe {
         borrow_handle(qp).and_then(|queue_pair| {
@@ -197,6 +201,7 @@ pub unsafe extern "C" fn siw_connect(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_disconnect(qp: *const Qp) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(qp) }.and_then(Qp::disconnect))
 }
@@ -212,6 +217,7 @@ pub unsafe extern "C" fn siw_listen(
     cookie: u64,
     out: *mut *mut CmListener,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let made = unsafe {
         borrow_handle(channel).and_then(|channel| {
@@ -235,6 +241,7 @@ pub unsafe extern "C" fn siw_listen_mpa(
     mpa: *const SiwMpaOptions,
     out: *mut *mut CmListener,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let made = unsafe {
         borrow_handle(channel).and_then(|channel| {
@@ -269,6 +276,7 @@ pub unsafe extern "C" fn siw_listener_addr(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_listener(listener: *mut CmListener) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(listener) }
 }
@@ -281,6 +289,7 @@ pub unsafe extern "C" fn siw_accept(
     channel: *const CmChannel,
     param: *const SiwConnParam,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: from `with_request`, returned once by contract.
     let request = match unsafe { take_handle(req) } {
         Ok(request) => request,
@@ -302,6 +311,7 @@ pub unsafe extern "C" fn siw_reject(
     private_data: *const u8,
     len: u32,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: as in `siw_accept`; the other parameters by the module's contract.
     to_status(unsafe {
         take_handle(req).and_then(|request| {

@@ -4,8 +4,8 @@
 use super::handles::{borrow_handle, borrow_handle_mut, free_handle, store_boxed};
 use super::{SiwMwBind, SiwRange, SiwSendWr, borrow_array, borrow_value, fail_with, posted_status};
 use crate::{
-    Access, Arena, AtomicArgs, Context, Error, FastMr, Mw, Opcode, Pd, PostError, Qp, SendData,
-    SendWr, Sge, WindowType, WrFlags,
+    Access, Arena, AtomicArgs, CancelGuard, Context, Error, FastMr, Mw, Opcode, Pd, PostError, Qp,
+    SendData, SendWr, Sge, WindowType, WrFlags,
 };
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ pub unsafe extern "C" fn siw_alloc_arena(
     huge: c_int,
     out: *mut *mut Arc<Arena>,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe {
         store_boxed(
@@ -32,6 +33,7 @@ pub unsafe extern "C" fn siw_alloc_arena(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_free_arena(arena: *mut Arc<Arena>) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(arena) }
 }
@@ -58,6 +60,7 @@ pub unsafe extern "C" fn siw_alloc_fast_mr(
     max_pages: u32,
     out: *mut *mut FastMr,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe {
         let made =
@@ -69,6 +72,7 @@ pub unsafe extern "C" fn siw_alloc_fast_mr(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_free_fast_mr(mr: *mut FastMr) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(mr) }
 }
@@ -88,6 +92,7 @@ pub unsafe extern "C" fn siw_map_fast_mr(
     count: u32,
     page_shift: u32,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let mapped = unsafe {
         borrow_handle_mut(mr).and_then(|mr| {
@@ -104,6 +109,7 @@ pub unsafe extern "C" fn siw_map_fast_mr(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_alloc_mw(pd: *const Pd, kind: u32, out: *mut *mut Mw) -> c_int {
+    let _guard = CancelGuard::new();
     let kind = match kind {
         1 => Ok(WindowType::One),
         2 => Ok(WindowType::Two),
@@ -116,6 +122,7 @@ pub unsafe extern "C" fn siw_alloc_mw(pd: *const Pd, kind: u32, out: *mut *mut M
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dealloc_mw(mw: *mut Mw) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(mw) }
 }
@@ -136,6 +143,7 @@ pub unsafe extern "C" fn siw_bind_mw(
     flags: u32,
     info: *const SiwMwBind,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     let flags = u8::try_from(flags).map_err(|_| Error::Invalid("unknown send flags"));
     // SAFETY: module contract.
     let posted = unsafe {

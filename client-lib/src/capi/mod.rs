@@ -4,6 +4,9 @@
 //!
 //! Safety of every function here is the contract of the header: pointers are NULL or valid for
 //! their type, handles come from this library and are not used after they were destroyed.
+//!
+//! A cancelled thread would be unwound by the cancellation points of the C library, which aborts in frames of
+//! this ABI. Functions that may reach one, if only to close a descriptor, have a [`CancelGuard`].
 #![allow(
     clippy::missing_safety_doc,
     missing_docs,
@@ -31,7 +34,7 @@ pub use work_requests::*;
 
 use handles::{borrow_handle, borrow_optional, free_handle, store_boxed};
 
-use crate::{CompletionChannel, Context, Cq, Error, Pd, Qp, QpInit, Wc, WcStatus};
+use crate::{CancelGuard, CompletionChannel, Context, Cq, Error, Pd, Qp, QpInit, Wc, WcStatus};
 use rustix::fd::{AsFd, AsRawFd};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -202,6 +205,7 @@ pub unsafe extern "C" fn siw_read_stats(
     out: *mut c_char,
     room: usize,
 ) -> isize {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     match unsafe { borrow_handle(ctx) }.and_then(Context::read_stats) {
         Ok(text) => {
@@ -223,6 +227,7 @@ pub unsafe extern "C" fn siw_read_stats(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_open(path: *const c_char, out: *mut *mut Context) -> c_int {
+    let _guard = CancelGuard::new();
     let path = if path.is_null() {
         None
     } else {
@@ -237,6 +242,7 @@ pub unsafe extern "C" fn siw_open(path: *const c_char, out: *mut *mut Context) -
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_close(ctx: *mut Context) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(ctx) }
 }
@@ -244,6 +250,7 @@ pub unsafe extern "C" fn siw_close(ctx: *mut Context) {
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_set_call_timeout(ctx: *const Context, timeout_ms: u32) -> c_int {
+    let _guard = CancelGuard::new();
     let timeout = Duration::from_millis(timeout_ms.into());
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(ctx) }.and_then(|ctx| ctx.set_call_timeout(timeout)))
@@ -252,6 +259,7 @@ pub unsafe extern "C" fn siw_set_call_timeout(ctx: *const Context, timeout_ms: u
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_await_releases(ctx: *const Context) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(ctx) }.and_then(Context::await_releases))
 }
@@ -272,6 +280,7 @@ pub unsafe extern "C" fn siw_query_devices(
     out: *mut SiwDeviceAttr,
     count: u32,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let result = unsafe { borrow_handle(ctx) }.and_then(Context::query_devices);
     match result {
@@ -302,6 +311,7 @@ pub unsafe extern "C" fn siw_get_async_event(
     out: *mut SiwAsyncEvent,
     timeout_ms: c_int,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(ctx) }.and_then(|object| {
         let error = object.get_async_event(to_timeout(timeout_ms))?;
@@ -313,6 +323,7 @@ pub unsafe extern "C" fn siw_get_async_event(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_alloc_pd(ctx: *const Context, out: *mut *mut Pd) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { store_boxed(out, borrow_handle(ctx).and_then(Context::alloc_pd)) }
 }
@@ -320,6 +331,7 @@ pub unsafe extern "C" fn siw_alloc_pd(ctx: *const Context, out: *mut *mut Pd) ->
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dealloc_pd(pd: *mut Pd) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(pd) }
 }
@@ -330,6 +342,7 @@ pub unsafe extern "C" fn siw_create_channel(
     ctx: *const Context,
     out: *mut *mut Arc<CompletionChannel>,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { store_boxed(out, borrow_handle(ctx).and_then(CompletionChannel::new)) }
 }
@@ -337,6 +350,7 @@ pub unsafe extern "C" fn siw_create_channel(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_channel(channel_handle: *mut Arc<CompletionChannel>) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(channel_handle) }
 }
@@ -355,6 +369,7 @@ pub unsafe extern "C" fn siw_get_cq_event(
     cookie: *mut u64,
     timeout_ms: c_int,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(channel_handle) }.and_then(|object| {
         let got = object.get_event(to_timeout(timeout_ms))?;
@@ -372,6 +387,7 @@ pub unsafe extern "C" fn siw_create_cq(
     cookie: u64,
     out: *mut *mut Cq,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let made = unsafe {
         borrow_handle(ctx).and_then(|object| {
@@ -386,6 +402,7 @@ pub unsafe extern "C" fn siw_create_cq(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_cq(cq: *mut Cq) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(cq) }
 }
@@ -443,6 +460,7 @@ pub unsafe extern "C" fn siw_wait_cq(
     out: *mut SiwWc,
     timeout_ms: c_int,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     match unsafe { borrow_handle(cq) } {
         // SAFETY: module contract.
@@ -475,6 +493,7 @@ pub unsafe extern "C" fn siw_create_qp(
     attr: *const SiwQpInitAttr,
     out: *mut *mut Qp,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let made = unsafe {
         borrow_handle(pd).and_then(|pd| {
@@ -504,6 +523,7 @@ pub unsafe extern "C" fn siw_create_qp(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_qp(qp: *mut Qp) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(qp) }
 }
@@ -528,6 +548,7 @@ pub unsafe extern "C" fn siw_qp_state(qp: *const Qp) -> c_int {
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_qp_set_error(qp: *const Qp) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(qp) }.and_then(Qp::set_error))
 }

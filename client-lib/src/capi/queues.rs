@@ -5,7 +5,7 @@ use super::{
     SiwLimits, SiwQpAttr, SiwRecvWr, SiwSrqAttr, SiwWc, fail_with, null_pointer, post_receives,
     read_sized, store_out, store_sized, to_status,
 };
-use crate::{Context, Cq, Error, Pd, Qp, QpState, Srq, SrqInit, Wc};
+use crate::{CancelGuard, Context, Cq, Error, Pd, Qp, QpState, Srq, SrqInit, Wc};
 use siw_shm::control::{SRQ_LIMIT, SRQ_MAX_WR};
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -28,6 +28,7 @@ pub unsafe extern "C" fn siw_create_srq(
     attr: *const SiwSrqAttr,
     out: *mut *mut Srq,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let made = unsafe {
         borrow_handle(pd).and_then(|pd| {
@@ -47,6 +48,7 @@ pub unsafe extern "C" fn siw_create_srq(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_srq(srq: *mut Srq) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(srq) }
 }
@@ -65,6 +67,7 @@ pub unsafe extern "C" fn siw_modify_srq(
     attr: *const SiwSrqAttr,
     mask: u32,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let args = unsafe {
         borrow_handle(srq).and_then(|srq| {
@@ -91,6 +94,7 @@ pub unsafe extern "C" fn siw_modify_srq(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_srq(srq: *const Srq, out: *mut SiwSrqAttr) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(srq) }.and_then(|srq| {
         let attributes = SiwSrqAttr::from(&srq.query()?);
@@ -132,6 +136,7 @@ pub unsafe extern "C" fn siw_cq_capacity(cq: *const Cq) -> u32 {
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_resize_cq(cq: *const Cq, cqe: u32) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(cq) }.and_then(|queue| queue.resize(cqe)))
 }
@@ -139,6 +144,7 @@ pub unsafe extern "C" fn siw_resize_cq(cq: *const Cq, cqe: u32) -> c_int {
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_modify_cq(cq: *const Cq, count: u16, period_us: u16) -> c_int {
+    let _guard = CancelGuard::new();
     let period = Duration::from_micros(period_us.into());
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(cq) }.and_then(|queue| queue.moderate(count, period)))
@@ -147,6 +153,7 @@ pub unsafe extern "C" fn siw_modify_cq(cq: *const Cq, count: u16, period_us: u16
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_modify_qp(qp: *const Qp, state: u32) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(qp) }.and_then(|queue_pair| {
         let to = QpState::from_u32(state).ok_or(Error::Invalid("no such queue pair state"))?;
@@ -157,6 +164,7 @@ pub unsafe extern "C" fn siw_modify_qp(qp: *const Qp, state: u32) -> c_int {
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_qp(qp: *const Qp, out: *mut SiwQpAttr) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(qp) }.and_then(|queue_pair| {
         let attributes = SiwQpAttr::new(&queue_pair.query()?, &queue_pair.granted_limits());
@@ -200,6 +208,7 @@ pub unsafe extern "C" fn siw_drain_sq(
     arg: *mut c_void,
     timeout_ms: c_int,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe {
         drain_with(
@@ -220,6 +229,7 @@ pub unsafe extern "C" fn siw_drain_rq(
     arg: *mut c_void,
     timeout_ms: c_int,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe {
         drain_with(

@@ -2,7 +2,7 @@
 
 use super::handles::{borrow_handle, borrow_handle_mut, free_handle, store_boxed};
 use super::to_status;
-use crate::{Access, AppMr, Arena, Error, Mr, Pd, ReregChange};
+use crate::{Access, AppMr, Arena, CancelGuard, Error, Mr, Pd, ReregChange};
 use siw_shm::control::{REREG_ACCESS, REREG_PD, REREG_TRANSLATION};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -69,6 +69,7 @@ pub unsafe extern "C" fn siw_alloc_mr(
     access: u32,
     out: *mut *mut SiwMr,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe {
         store_boxed(
@@ -81,6 +82,7 @@ pub unsafe extern "C" fn siw_alloc_mr(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_free_mr(mr: *mut SiwMr) {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe { free_handle(mr) }
 }
@@ -129,6 +131,7 @@ pub unsafe extern "C" fn siw_reg_memory(
     access: u32,
     out: *mut *mut SiwMr,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract; the header has the contract of `Pd::reg_memory`.
     unsafe {
         let made = borrow_handle(pd).and_then(|pd| {
@@ -149,6 +152,7 @@ pub unsafe extern "C" fn siw_reg_mr(
     access: u32,
     out: *mut *mut SiwMr,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe {
         let made = borrow_handle(pd).and_then(|pd| {
@@ -171,6 +175,7 @@ pub unsafe extern "C" fn siw_reg_mr_iova(
     access: u32,
     out: *mut *mut SiwMr,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     unsafe {
         let made = borrow_handle(pd).and_then(|pd| {
@@ -185,6 +190,7 @@ pub unsafe extern "C" fn siw_reg_mr_iova(
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dereg_mr(mr: *mut SiwMr) -> c_int {
+    let _guard = CancelGuard::new();
     // SAFETY: module contract.
     let tried = unsafe { borrow_handle_mut(mr) }.and_then(SiwMr::deregister);
     if tried.is_ok() {
@@ -205,6 +211,7 @@ pub unsafe extern "C" fn siw_rereg_mr(
     len: usize,
     access: u32,
 ) -> c_int {
+    let _guard = CancelGuard::new();
     let has = |flag| flags & flag != 0;
     // SAFETY: module contract.
     to_status(unsafe {

@@ -7,8 +7,13 @@ use crate::common::Daemon;
 use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::Program;
 
-/// Runs a program of this folder for each list of arguments; it has to say "done". Returns what it says.
+/// Runs a program of this folder over rsockets for each list of arguments, as [`run_with`].
 fn run_over_rsockets(name: &str, arguments: &[&str]) -> Vec<String> {
+    run_with("--rsockets", name, arguments)
+}
+
+/// Runs a program of this folder for each list of arguments; it has to say "done". Returns what it says.
+fn run_with(options: &str, name: &str, arguments: &[&str]) -> Vec<String> {
     if !can_compile() {
         return Vec::new();
     }
@@ -16,7 +21,7 @@ fn run_over_rsockets(name: &str, arguments: &[&str]) -> Vec<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
     let (program, _) = compile(&daemon, &source);
     let run = |arguments: &&str| {
-        let line = format!("--rsockets {} {arguments}", program.display());
+        let line = format!("{options} {} {arguments}", program.display());
         let said = Program::start(&daemon, &line).succeed();
         assert!(said.contains("done"), "{said}");
         said
@@ -55,6 +60,13 @@ fn an_allocator_may_use_files_with_its_locks_held() {
 fn signals_and_cancellation_reach_threads_that_wait() {
     run_over_rsockets("waiting_calls", &BOTH_KINDS);
     run_over_rsockets("waiting_calls", &["verbs"]);
+}
+
+/// In the libraries that siwrun preloads, both with and without rsockets.
+#[test]
+fn a_cancelled_thread_ends_alone_in_any_call() {
+    run_over_rsockets("cancelled_calls", &BOTH_KINDS);
+    run_with("", "cancelled_calls", &BOTH_KINDS);
 }
 
 /// Number of random programs; SIWD_RANDOM_PROGRAMS is another one.

@@ -253,6 +253,29 @@ fn no_function_of_the_c_interface_lets_a_panic_out() {
     assert!(unguarded.is_empty(), "{unguarded:#?}");
 }
 
+/// Calls of the C library that are cancellation points unwind a cancelled thread through the functions that
+/// override them; one with the ABI "C" would end the program.
+#[test]
+fn every_overriding_function_can_be_unwound() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client-lib");
+    let mut files = Vec::new();
+    rust_files(&root.join("mirror/src"), &mut files);
+    rust_files(&root.join("preload/src"), &mut files);
+    let mut count = 0;
+    for path in &files {
+        let text = std::fs::read_to_string(path).unwrap();
+        for function in text.split("#[unsafe(export_name").skip(1) {
+            let abi = function
+                .find("extern \"C-unwind\" fn")
+                .unwrap_or(usize::MAX);
+            // Behind the attribute, and the documentation at most.
+            assert!(abi < 600, "{}: {function:.80}", path.display());
+            count += 1;
+        }
+    }
+    assert!(count > 50, "{count} functions");
+}
+
 /// The locks of `client-lib/src/locking.rs` know their process. Another one that a thread holds at fork(2)
 /// would block the child for ever, except in state that a child does not share (`PerProcess`) or that
 /// the handlers of fork(2) keep usable (`client-lib/src/app_memory/`).
