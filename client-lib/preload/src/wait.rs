@@ -36,7 +36,8 @@ unsafe extern "C-unwind" fn poll_with_mask(
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        let mut list = (0..count as usize).map(|index| (*fds.add(index)).fd);
+        let mut list =
+            (0..count as usize).map(|index| (&raw const (*fds.add(index)).fd).read_unaligned());
         if list.any(|fd| is_rsocket(fd) || rsockets::is_epoll(fd) != 0) {
             rsockets::ppoll(fds, count, timeout, mask)
         } else {
@@ -68,9 +69,12 @@ unsafe extern "C-unwind" fn select_sets(
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        let timeout = (!timeout.is_null()).then(|| timespec {
-            tv_sec: (*timeout).tv_sec,
-            tv_nsec: (*timeout).tv_usec * 1000,
+        let timeout = (!timeout.is_null()).then(|| {
+            let timeout = timeout.read_unaligned();
+            timespec {
+                tv_sec: timeout.tv_sec,
+                tv_nsec: timeout.tv_usec * 1000,
+            }
         });
         let timeout = timeout.as_ref().map_or(null(), from_ref);
         rsockets::pselect(count, read, write, except, timeout, null())
@@ -102,7 +106,7 @@ unsafe extern "C-unwind" fn control_epoll(
         let is_rsocket = is_rsocket(fd);
         let done = rsockets::epoll_ctl(number, operation, fd, event);
         if done == 0 && !is_rsocket {
-            let event = (!event.is_null()).then(|| *event);
+            let event = (!event.is_null()).then(|| event.read_unaligned());
             note_epoll(number, operation, fd, event);
         }
         done

@@ -69,6 +69,12 @@ fn a_cancelled_thread_ends_alone_in_any_call() {
     run_with("", "cancelled_calls", &BOTH_KINDS);
 }
 
+#[test]
+fn calls_take_structs_at_any_address() {
+    run_over_rsockets("unaligned_structs", &BOTH_KINDS);
+    run_with("", "unaligned_structs", &BOTH_KINDS);
+}
+
 /// Number of random programs; SIWD_RANDOM_PROGRAMS is another one.
 const PROGRAMS: usize = 300;
 

@@ -7,6 +7,7 @@ use crate::rdmacm::sockaddr::{length_of, read_address, write_address};
 use crate::status::fail_errno;
 use crate::waiting::Call;
 use rustix::fd::IntoRawFd;
+use std::borrow::Cow;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -86,20 +87,27 @@ unsafe fn store_address(
     // SAFETY: there is room for every address; the copy is within both.
     unsafe {
         write_address(addr, &raw mut storage);
-        let count = (*length as usize).min(length_of(addr));
+        let count = (length.read_unaligned() as usize).min(length_of(addr));
         std::ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), to.cast(), count);
-        *length = length_of(addr) as libc::socklen_t;
+        length.write_unaligned(length_of(addr) as libc::socklen_t);
     }
 }
 
+/// A list of the program, which is copied if it is not aligned: the kernel takes such lists, too.
+///
 /// # Safety
-/// `list` has `count` elements.
-unsafe fn buffer_list<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::iovec] {
+/// NULL with a length of 0, or a list.
+unsafe fn read_list<'a, T: Copy>(list: *const T, count: usize) -> Cow<'a, [T]> {
     if list.is_null() || count == 0 {
-        return &[];
+        return Cow::Borrowed(&[]);
     }
     // SAFETY: as the caller promised.
-    unsafe { std::slice::from_raw_parts(list, count) }
+    unsafe {
+        if list.is_aligned() {
+            return Cow::Borrowed(std::slice::from_raw_parts(list, count));
+        }
+        Cow::Owned((0..count).map(|at| list.add(at).read_unaligned()).collect())
+    }
 }
 
 /// Maximum number of buffers of a call (UIO_MAXIOV).
@@ -115,12 +123,12 @@ fn to_count(count: c_int) -> Result<usize, c_int> {
 
 /// # Safety
 /// The list of the message has the length that it says.
-unsafe fn buffers_of(message: &libc::msghdr) -> Result<&[libc::iovec], c_int> {
+unsafe fn buffers_of(message: &libc::msghdr) -> Result<Cow<'_, [libc::iovec]>, c_int> {
     if message.msg_iovlen > MOST_BUFFERS {
         return Err(libc::EMSGSIZE);
     }
     // SAFETY: as the caller promised.
-    Ok(unsafe { buffer_list(message.msg_iov, message.msg_iovlen) })
+    Ok(unsafe { read_list(message.msg_iov, message.msg_iovlen) })
 }
 
 fn one_buffer(start: *mut c_void, length: usize) -> [libc::iovec; 1] {
@@ -257,12 +265,14 @@ unsafe fn receive_message(
 ) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
+        let mut given = message.read_unaligned();
         let received =
-            find_socket(fd).and_then(|socket| socket.receive(call, buffers_of(&*message)?, flags));
+            find_socket(fd).and_then(|socket| socket.receive(call, &buffers_of(&given)?, flags));
         if received.is_ok() {
-            (*message).msg_namelen = 0;
-            (*message).msg_controllen = 0;
-            (*message).msg_flags = 0;
+            given.msg_namelen = 0;
+            given.msg_controllen = 0;
+            given.msg_flags = 0;
+            message.write_unaligned(given);
         }
         to_length(received)
     }
@@ -302,9 +312,8 @@ unsafe fn send_message(
 ) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        to_length(
-            find_socket(fd).and_then(|socket| socket.send(call, buffers_of(&*message)?, flags)),
-        )
+        let given = message.read_unaligned();
+        to_length(find_socket(fd).and_then(|socket| socket.send(call, &buffers_of(&given)?, flags)))
     }
 }
 
@@ -321,7 +330,7 @@ unsafe fn read_vector(call: &mut Call, fd: c_int, list: *const libc::iovec, coun
     // SAFETY: by the contract of the manual page.
     to_length(
         find_socket(fd).and_then(|socket| unsafe {
-            socket.receive(call, buffer_list(list, to_count(count)?), 0)
+            socket.receive(call, &read_list(list, to_count(count)?), 0)
         }),
     )
 }
@@ -339,9 +348,8 @@ unsafe fn write_vector(
 ) -> isize {
     // SAFETY: by the contract of the manual page.
     to_length(
-        find_socket(fd).and_then(|socket| unsafe {
-            socket.send(call, buffer_list(list, to_count(count)?), 0)
-        }),
+        find_socket(fd)
+            .and_then(|socket| unsafe { socket.send(call, &read_list(list, to_count(count)?), 0) }),
     )
 }
 
@@ -353,11 +361,34 @@ unsafe fn poll_descriptors(
 ) -> c_int {
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
     // SAFETY: by the contract of the manual page.
-    let fds = unsafe { list_of(fds, count as usize) };
-    to_c(
-        poll::poll_list(call, fds, timeout, std::ptr::null()),
-        |ready| ready as isize,
-    ) as c_int
+    unsafe { poll_program_list(call, fds, count, timeout, std::ptr::null()) }
+}
+
+/// ppoll(2) with a list of the program.
+///
+/// # Safety
+/// The contract of the manual page.
+pub(super) unsafe fn poll_program_list(
+    call: &mut Call,
+    fds: *mut libc::pollfd,
+    count: libc::nfds_t,
+    timeout: Option<Duration>,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    // SAFETY: as the caller promised.
+    let polled = unsafe {
+        if fds.is_aligned() {
+            poll::poll_list(call, list_of(fds, count as usize), timeout, mask)
+        } else {
+            let mut copied = read_list(fds, count as usize).into_owned();
+            let polled = poll::poll_list(call, &mut copied, timeout, mask);
+            for (at, fd) in copied.into_iter().enumerate() {
+                fds.add(at).write_unaligned(fd);
+            }
+            polled
+        }
+    };
+    to_c(polled, |ready| ready as isize) as c_int
 }
 
 /// # Safety
@@ -381,8 +412,9 @@ unsafe fn select_descriptors(
     // SAFETY: by the contract of the manual page.
     unsafe {
         let timeout = (!timeout.is_null()).then(|| {
-            let seconds = u64::try_from((*timeout).tv_sec).unwrap_or(0);
-            let micros = u64::try_from((*timeout).tv_usec).unwrap_or(0);
+            let timeout = timeout.read_unaligned();
+            let seconds = u64::try_from(timeout.tv_sec).unwrap_or(0);
+            let micros = u64::try_from(timeout.tv_usec).unwrap_or(0);
             Duration::from_secs(seconds) + Duration::from_micros(micros)
         });
         let selected =
@@ -508,9 +540,10 @@ unsafe fn epoll_control(
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
     let asked = (!event.is_null()).then(|| unsafe {
+        let event = event.read_unaligned();
         epoll::AskedEvent {
-            events: (*event).events,
-            data: (*event).u64,
+            events: event.events,
+            data: event.u64,
         }
     });
     match epoll::control_instance(number, operation, fd, asked) {

@@ -70,9 +70,9 @@ unsafe fn write_value<T: Copy>(value: T, to: *mut c_void, length: *mut u32) -> R
     }
     // SAFETY: as the caller promised; `value` is as long as its type.
     unsafe {
-        let count = (*length as usize).min(size_of::<T>());
+        let count = (length.read_unaligned() as usize).min(size_of::<T>());
         std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), to.cast(), count);
-        *length = count as u32;
+        length.write_unaligned(count as u32);
     }
     Ok(())
 }

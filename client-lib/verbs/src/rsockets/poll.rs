@@ -213,6 +213,20 @@ pub fn poll_list(
     }
 }
 
+/// The octet of a descriptor in a set: words of any size have it at the same place in little-endian order,
+/// and a set of a program may be unaligned.
+///
+/// # Safety
+/// A set with a place for the descriptor.
+unsafe fn octet_of(fd: c_int, set: *mut libc::fd_set) -> *mut u8 {
+    // SAFETY: as the caller promised.
+    unsafe { set.cast::<u8>().add(fd as usize / 8) }
+}
+
+fn bit_of(fd: c_int) -> u8 {
+    1 << (fd % 8)
+}
+
 /// The `fd_set`s of select(2).
 struct Sets {
     read: *mut libc::fd_set,
@@ -231,7 +245,7 @@ impl Sets {
             (self.except, libc::POLLPRI),
         ] {
             // SAFETY: as the caller promised.
-            if !set.is_null() && unsafe { libc::FD_ISSET(fd, set) } {
+            if !set.is_null() && unsafe { octet_of(fd, set).read() } & bit_of(fd) != 0 {
                 events |= event;
             }
         }
@@ -256,11 +270,12 @@ impl Sets {
             for fd in fds.iter().filter(|fd| fd.events & asked != 0) {
                 // SAFETY: as the caller promised; the descriptor was in the set.
                 unsafe {
+                    let octet = octet_of(fd.fd, set);
                     if fd.revents & meant != 0 {
-                        libc::FD_SET(fd.fd, set);
+                        octet.write(octet.read() | bit_of(fd.fd));
                         count += 1;
                     } else {
-                        libc::FD_CLR(fd.fd, set);
+                        octet.write(octet.read() & !bit_of(fd.fd));
                     }
                 }
             }

@@ -2,7 +2,9 @@
 //! to those of rsockets: the choice of sockets that become rsockets, duplicated descriptors, and
 //! calls with signal masks.
 
-use super::exports::{accept_with, find_socket, list_of, to_address, to_c, to_status};
+use super::exports::{
+    accept_with, find_socket, list_of, poll_program_list, to_address, to_c, to_status,
+};
 use super::{connect, epoll, poll, table};
 use crate::waiting::Call;
 use std::ffi::c_int;
@@ -58,7 +60,7 @@ pub unsafe fn control_socket(fd: c_int, request: libc::c_ulong, argument: *mut c
     };
     if request == libc::FIONBIO {
         // SAFETY: by the contract of the manual page.
-        let is_on = unsafe { argument.read() } != 0;
+        let is_on = unsafe { argument.read_unaligned() } != 0;
         socket.nonblocking.store(is_on, Ordering::Relaxed);
         return 0;
     }
@@ -69,7 +71,7 @@ pub unsafe fn control_socket(fd: c_int, request: libc::c_ulong, argument: *mut c
     };
     // SAFETY: by the contract of the manual page.
     to_status(count.map(|count| unsafe {
-        argument.write(c_int::try_from(count).unwrap_or(c_int::MAX));
+        argument.write_unaligned(c_int::try_from(count).unwrap_or(c_int::MAX));
     }))
 }
 
@@ -107,8 +109,11 @@ pub unsafe fn forget_epoll(number: c_int) -> c_int {
 /// # Safety
 /// NULL or a time.
 unsafe fn duration_of(time: *const libc::timespec) -> Option<Duration> {
+    if time.is_null() {
+        return None;
+    }
     // SAFETY: as the caller promised.
-    let time = unsafe { time.as_ref() }?;
+    let time = unsafe { time.read_unaligned() };
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
     Some(Duration::from_secs(seconds) + Duration::from_nanos(nanos))
@@ -123,10 +128,7 @@ pub unsafe fn ppoll(
     mask: *const libc::sigset_t,
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
-    let (fds, timeout) = unsafe { (list_of(fds, count as usize), duration_of(timeout)) };
-    to_c(poll::poll_list(call, fds, timeout, mask), |ready| {
-        ready as isize
-    }) as c_int
+    unsafe { poll_program_list(call, fds, count, duration_of(timeout), mask) }
 }
 
 /// pselect(2)
