@@ -2,8 +2,8 @@
 
 use super::unsupported as not;
 use super::{
-    async_event, attributes, channel, comp_counter, cq, device, fork, gid, mr, names, open, pd,
-    port, qp, qp_state, rates, srq, sysfs,
+    async_event, attributes, buffer, channel, comp_counter, cq, device, fork, gid, mr, names, open,
+    pd, port, qp, qp_state, rates, srq, sysfs,
 };
 use crate::abi::*;
 use crate::export::{export_symbols, export_waiting_symbols};
@@ -191,12 +191,13 @@ export_symbols! { "IBVERBS_1.16":
 }
 
 export_symbols! { "IBVERBS_1.17":
-    fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buffer: *mut *mut c_void) -> *mut c_void
-        = not::alloc_buffer;
-    fn ibv_free_buf(buffer: *mut c_void) = not::forget_import;
+    fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buffer: *mut *mut buffer::BufferObject)
+        -> *mut c_void = buffer::alloc_buffer;
+    fn ibv_free_buf(buffer: *mut buffer::BufferObject) = buffer::free_buffer;
     fn ibv_reg_buf_mr(
-        pd: *mut ibv_pd, buffer: *mut c_void, address: *mut c_void, length: usize, access: c_int,
-    ) -> *mut ibv_mr = not::register_buffer;
+        pd: *mut ibv_pd, buffer: *mut buffer::BufferObject, address: *mut c_void, length: usize,
+        access: c_int,
+    ) -> *mut ibv_mr = buffer::register_buffer;
 }
 
 export_symbols! { "IBVERBS_1.18":
@@ -223,7 +224,8 @@ export_symbols! { "IBVERBS_1.18":
         qp: *mut ibv_qp, counter: *mut comp_counter::CompCounterAbi,
         attr: *mut comp_counter::AttachAttr,
     ) -> c_int = qp::attach_counter;
-    fn ibv_export_buf_dmabuf_fd(buffer: *mut c_void) -> c_int = not::export_dmabuf;
+    fn ibv_export_buf_dmabuf_fd(buffer: *mut buffer::BufferObject) -> c_int
+        = buffer::export_buffer;
 }
 
 export_symbols! { private:

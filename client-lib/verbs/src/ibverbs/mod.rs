@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `exports.rs`, `slots.rs` | the tables of symbols, and of functions in structs |
 //! | `device.rs`, `open.rs`, `context.rs`, `attributes.rs`, `port.rs`, `gid.rs` | devices, their contexts, attributes |
-//! | `pd.rs`, `mr.rs`, `mw.rs` | protection domains, memory |
+//! | `pd.rs`, `mr.rs`, `mw.rs`, `buffer.rs` | protection domains, memory |
 //! | `cq.rs`, `cq_ex.rs`, `channel.rs`, `async_event.rs`, `shared_events.rs` | completions and events |
 //! | `qp.rs`, `qp_state.rs`, `post.rs`, `qp_ex.rs`, `send_flags.rs`, `srq.rs` | queue pairs and work requests |
 //! | `comp_counter.rs` | completion counters |
@@ -14,6 +14,7 @@
 
 pub mod async_event;
 pub mod attributes;
+mod buffer;
 pub mod channel;
 mod comp_counter;
 pub mod context;

@@ -1,6 +1,7 @@
 //! Memory regions (ibv_reg_mr(3), ibv_rereg_mr(3), ibv_advise_mr(3)) of any memory of the program;
 //! see `Pd::reg_memory` of the client library.
 
+use super::buffer::{BufferObject, holds_range};
 use super::context::is_inherited;
 use super::pd::PdObject;
 use crate::abi::*;
@@ -143,7 +144,7 @@ pub struct MrInit {
     fd: c_int,
     fd_offset: u64,
     dmah: *mut c_void,
-    buf: *mut c_void,
+    buf: *mut BufferObject,
 }
 
 const _: () = assert!(size_of::<MrInit>() == 72 && offset_of!(MrInit, addr) == 32);
@@ -152,16 +153,22 @@ const _: () = assert!(size_of::<MrInit>() == 72 && offset_of!(MrInit, addr) == 3
 const MASK_IOVA: u64 = 1 << 0;
 /// `IBV_REG_MR_MASK_ADDR`
 const MASK_ADDR: u64 = 1 << 1;
+/// `IBV_REG_MR_MASK_BUF`
+const MASK_BUF: u64 = 1 << 5;
 
-/// ibv_reg_mr_ex(3), of memory with an address: a dmabuf, a DMA handle and a buffer of ibv_alloc_buf(3)
-/// are refused with EOPNOTSUPP.
+/// ibv_reg_mr_ex(3), of memory with an address: a dmabuf and a DMA handle are refused with EOPNOTSUPP.
 pub unsafe fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInit) -> *mut ibv_mr {
     // SAFETY: a struct to read, of which only the fields in its mask are set.
     let attr = unsafe { &*attr };
-    if attr.comp_mask & !(MASK_IOVA | MASK_ADDR) != 0 {
+    if attr.comp_mask & !(MASK_IOVA | MASK_ADDR | MASK_BUF) != 0 {
         return null_with(libc::EOPNOTSUPP);
     }
     if attr.comp_mask & MASK_ADDR == 0 {
+        return null_with(libc::EINVAL);
+    }
+    let is_buffer = attr.comp_mask & MASK_BUF != 0;
+    // SAFETY: a buffer of this library.
+    if is_buffer && !unsafe { holds_range(attr.buf, pd, attr.addr, attr.length) } {
         return null_with(libc::EINVAL);
     }
     let iova = if attr.comp_mask & MASK_IOVA != 0 {
@@ -201,8 +208,7 @@ const REREG_ERR_CMD: c_int = -4;
 const REREG_ERR_CMD_AND_REG_NEW: c_int = -5;
 
 /// ibv_rereg_mr(3): registers the region anew, then deregisters the old registration. If only
-/// access rights change, the keys are kept where that is possible: fewer rights, or more rights of
-/// peers to read and write.
+/// access rights change, the keys are kept where that is possible (`AppMr::change_access`).
 pub unsafe fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,

@@ -78,8 +78,7 @@ pub unsafe fn import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr {
     null_with(libc::EOPNOTSUPP)
 }
 
-/// ibv_unimport_pd(3), ibv_unimport_mr(3), ibv_unimport_dm(3), ibv_free_buf(3): nothing was imported
-/// or allocated.
+/// ibv_unimport_pd(3), ibv_unimport_mr(3), ibv_unimport_dm(3): nothing was imported.
 pub unsafe fn forget_import(_object: *mut c_void) {}
 
 /// ibv_reg_dmabuf_mr(3)
@@ -104,30 +103,10 @@ pub unsafe fn change_object(_object: *mut c_void) -> c_int {
     fail_errno(libc::EOPNOTSUPP)
 }
 
-/// ibv_dm_export_dmabuf_fd(3), ibv_export_buf_dmabuf_fd(3)
+/// ibv_dm_export_dmabuf_fd(3)
 pub unsafe fn export_dmabuf(_object: *mut c_void) -> c_int {
     fail_errno(libc::EOPNOTSUPP);
     -1
-}
-
-/// ibv_alloc_buf(3): any memory can be registered, so that none is special.
-pub unsafe fn alloc_buffer(
-    _pd: *mut ibv_pd,
-    _size: usize,
-    _buffer: *mut *mut c_void,
-) -> *mut c_void {
-    null_with(libc::EOPNOTSUPP)
-}
-
-/// ibv_reg_buf_mr(3)
-pub unsafe fn register_buffer(
-    _pd: *mut ibv_pd,
-    _buffer: *mut c_void,
-    _address: *mut c_void,
-    _length: usize,
-    _access: c_int,
-) -> *mut ibv_mr {
-    null_with(libc::EOPNOTSUPP)
 }
 
 /// ibv_copy_ah_attr_from_kern and similar functions: they are unused, without kernel structs.

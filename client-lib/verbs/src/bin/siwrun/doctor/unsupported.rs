@@ -39,11 +39,6 @@ pub const UNSUPPORTED: &[Unsupported] = &[
         advice: "use host memory",
     },
     Unsupported {
-        names: &["ibv_alloc_buf", "ibv_reg_buf_mr"],
-        why: "siwd has no memory that a device allocates for a program",
-        advice: "register memory of the program (ibv_reg_mr)",
-    },
-    Unsupported {
         names: &[
             "ibv_import_device",
             "ibv_import_pd",
