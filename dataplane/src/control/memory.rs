@@ -259,14 +259,10 @@ impl Memory {
             .keys
             .with_entry(lkey, RegisteredMemory::access_rights)
             .ok_or_else(|| Refusal::no_such("memory region with lkey", request.lkey))?;
-        // The memory was checked for the old rights only, so rights that need another check are
-        // refused.
         let added = new.without(old);
         let is_rebased = (old.0 ^ new.0) & Access::ZERO_BASED.0 != 0;
-        if request.flags != m::REREG_ACCESS
-            || is_rebased
-            || added.intersects(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)
-        {
+        let client = context.resources.client_mut(id)?;
+        if request.flags != m::REREG_ACCESS || is_rebased || !permits(client, lkey, added) {
             return Err(Refusal::new(
                 libc::EINVAL,
                 "this change needs deregistration and a new registration of the region",
@@ -727,6 +723,20 @@ pub(super) fn own_pages(arena: &ClientArena) -> Result<(), Refusal> {
             format!("the arena cannot be registered: {error}"),
         )
     })
+}
+
+/// Returns whether the memory of a region permits rights beyond those that it was registered with. Memory
+/// copied by system calls was checked by its process, for these rights only.
+fn permits(client: &Client, lkey: Stag, added: Access) -> bool {
+    if !added.intersects(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC) {
+        return true;
+    }
+    let is_writable = |number| {
+        let arena = client.arenas.get(number);
+        arena.is_some_and(|arena| arena.region.is_writable())
+    };
+    let parts = client.mrs.get(&lkey).and_then(|mr| mr.extents.as_ref());
+    parts.is_some_and(|parts| parts.arenas.iter().all(is_writable))
 }
 
 /// Adds a region to the client's objects.

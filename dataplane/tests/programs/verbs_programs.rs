@@ -67,6 +67,11 @@ fn a_queue_pair_connected_with_itself_serves_a_program() {
 }
 
 #[test]
+fn access_rights_change_without_the_keys_of_a_region() {
+    run_to_done("rereg_access", "");
+}
+
+#[test]
 fn completion_counters_and_other_newest_verbs_work() {
     run_to_done("newest_verbs", "");
 }

@@ -82,7 +82,8 @@ pub const REREG_ACCESS: u32 = 4;
 /// one any more.
 ///
 /// A region of memory that the application already had can only change its access rights, and keeps
-/// its keys; LOCAL_WRITE and REMOTE_ATOMIC can be removed but not added.
+/// its keys; LOCAL_WRITE and REMOTE_ATOMIC can be added if all of its memory is shared with the daemon and
+/// writable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ReregMr {
