@@ -689,6 +689,7 @@ pub(super) fn connect_qp(
         remote,
         mapped_port: None,
         drawn_port: None,
+        asked_mapper: None,
         to_itself: false,
         private_data: request.params.private_data.as_bytes().to_vec(),
         ird: depth(request.params.ird),

@@ -353,6 +353,7 @@ fn connect_pair(context: &mut Context, id: ClientId, qpn: Qpn) -> Result<(), Ref
         remote: SocketAddr::new(attempt.peer, PAIRING_PORT),
         mapped_port: None,
         drawn_port: None,
+        asked_mapper: None,
         to_itself: attempt.to_itself,
         private_data: to_private_data(qpn, attempt.peer_qpn),
         ird: attempt.ird,

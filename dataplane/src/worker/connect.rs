@@ -13,7 +13,7 @@ use super::lifecycle::TCP_CONNECT_TIMEOUT;
 use super::lifecycle_state::{ConnectAttempt, LifecycleState, MappingQuery};
 use super::listener_options::apply_mpa_config;
 use super::messages::{ConnectFailure, ConnectParams};
-use super::port_mapper::PortMapper;
+use super::port_mapper::{FIRST_NEIGHBOUR_PAUSE, LateAnswer, PortMapper, RESUMED_PAUSE, earlier};
 use super::receive::CONNECTION_ENDED;
 use super::slots::QpSlot;
 use crate::datapath::rx_frame::TcpByteStream;
@@ -48,6 +48,7 @@ impl Connections {
             return;
         };
         params.mapped_port = None;
+        params.asked_mapper = None;
         let index = queue_pair.port;
         let port = &mut self.ports[index];
         let is_siwd =
@@ -63,8 +64,9 @@ impl Connections {
             request,
             params,
             consumer_deadline,
-            was_sent: false,
+            sent: None,
             deadline: now,
+            pause: FIRST_NEIGHBOUR_PAUSE,
             end: PortMapper::end_of_query(now, consumer_deadline),
         };
         self.enter_state(slot, LifecycleState::MappingPort(Box::new(query)));
@@ -128,6 +130,7 @@ impl Connections {
     ) {
         let (mut params, source) = (query.params, query.request.connecting);
         params.mapped_port = port;
+        params.asked_mapper = Some(query.request);
         params.drawn_port = None;
         let mut remote = params.remote;
         remote.set_port(port.unwrap_or(remote.port()));
@@ -333,7 +336,9 @@ impl Connections {
     ) {
         let failure = if events.contains(Events::REFUSED) {
             self.note_refusal(port, slot);
-            if self.await_listener(now, port, conn, slot) {
+            if self.resume_mapping(now, port, conn, slot)
+                || self.await_listener(now, port, conn, slot)
+            {
                 return;
             }
             ConnectFailure::Refused
@@ -362,6 +367,50 @@ impl Connections {
             let peer = attempt.params.remote.ip();
             self.port_mapper.ask_again(port, peer);
         }
+    }
+
+    /// After a refused connect, connects to the port that the peer's port mapper has named meanwhile, or waits
+    /// for its answer. Returns false if it has refused, too, or was given up.
+    fn resume_mapping(&mut self, now: Instant, port: usize, conn: ConnId, slot: QpSlot) -> bool {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return false;
+        };
+        let LifecycleState::TcpConnecting(attempt) = &mut queue_pair.state else {
+            return false;
+        };
+        let (None, Some(request)) = (attempt.params.mapped_port, attempt.params.asked_mapper)
+        else {
+            return false;
+        };
+        let (named, sent, end) = match self.port_mapper.late_answer(now, &request) {
+            LateAnswer::None => return false,
+            LateAnswer::Port(named) => (Some(named), now, now),
+            LateAnswer::Awaited { sent, end } => (None, sent, end),
+        };
+        let old = self.enter_state(slot, LifecycleState::Unconnected);
+        let Some(LifecycleState::TcpConnecting(attempt)) = old else {
+            return false;
+        };
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+            queue_pair.conn = None;
+        }
+        self.ports[port].stack.release(now, conn);
+        let query = MappingQuery {
+            request,
+            params: attempt.params,
+            consumer_deadline: attempt.consumer_deadline,
+            sent: Some(sent),
+            deadline: now,
+            pause: RESUMED_PAUSE,
+            end: earlier(end, attempt.consumer_deadline),
+        };
+        if named.is_some() {
+            self.connect_mapped(now, slot, query, named);
+        } else {
+            self.enter_state(slot, LifecycleState::MappingPort(Box::new(query)));
+            self.continue_mapping(now, slot);
+        }
+        true
     }
 
     /// Schedules another attempt after a refused connect. Returns false if the consumer allows none.

@@ -32,7 +32,7 @@
 //! | state | awaits | for how long | then |
 //! |---|---|---|---|
 //! | `Unconnected` | nothing: the command that inserted the queue pair continues | | |
-//! | `MappingPort` | the peer's port mapper | 20 ms, see [`port_mapper`](super::port_mapper) | `TcpConnecting` |
+//! | `MappingPort` | the peer's port mapper | 20 ms, 1 s after a refusal, see [`port_mapper`](super::port_mapper) | `TcpConnecting` |
 //! | `TcpConnecting` | TCP, which has its own limits | the consumer's time-out, else [`TCP_CONNECT_TIMEOUT`] | RST, set-up failed |
 //! | `MpaNegotiation` | the MPA reply | the rest of the consumer's time-out, else `reply_timeout_ms` | RST, set-up failed |
 //! | `AwaitingListener` | a listener at the peer, if the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |

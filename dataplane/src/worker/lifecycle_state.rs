@@ -52,9 +52,12 @@ pub(super) struct MappingQuery {
     pub(super) consumer_deadline: Option<Instant>,
     /// The request. The low half of its handle is the slot of the queue pair.
     pub(super) request: PortMapperMessage,
-    pub(super) was_sent: bool,
+    /// Time of the first request.
+    pub(super) sent: Option<Instant>,
     /// Time of the next step.
     pub(super) deadline: Instant,
+    /// Pause after the next step.
+    pub(super) pause: Duration,
     /// Time at which the connect goes on without an answer.
     pub(super) end: Instant,
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use siw_iwarp::port_mapper::PortMapperMessage;
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
 use siw_shm::control::FinalSend;
@@ -97,6 +98,8 @@ pub struct ConnectParams {
     pub mapped_port: Option<u16>,
     /// The source port that the port mapper was told, if `local_port` is absent.
     pub drawn_port: Option<u16>,
+    /// The request to the peer's port mapper, after it was given up or answered.
+    pub asked_mapper: Option<PortMapperMessage>,
     /// The queue pair is its own peer: `local` is given, and the address of `remote`.
     pub to_itself: bool,
     /// Private data of the MPA request.

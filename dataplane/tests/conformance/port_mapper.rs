@@ -3,14 +3,14 @@
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::bench::{CONFIG, Initiator, Responder, SILENCE};
 use crate::common::net::{Netns, lacks_network};
 use crate::common::peer::{C, Peer, S, reply};
 use crate::common::*;
 use crate::skip_if;
-use siw::ConnectOptions;
+use siw::{CmEvent, ConnectOptions};
 
 const OURS: &str = "10.77.0.1";
 const PEER: &str = "10.77.0.2";
@@ -240,6 +240,108 @@ fn a_peer_without_a_mapper_is_asked_once() {
     connect_another(&b);
     let mapper = mapper(&b.ns, PEER);
     connect_another(&b);
+    assert!(!was_asked(&mapper));
+}
+
+fn take_request(mapper: &UdpSocket) -> (Vec<u8>, SocketAddr) {
+    let (message, from) = take(mapper);
+    assert_eq!(message.len(), 64, "{message:x?}");
+    (message, from)
+}
+
+/// The mapper of a host that first has to resolve siwd's address, as iwpmd over IPv6: until it answers,
+/// nothing listens on the port asked for.
+#[test]
+fn a_refused_connect_waits_for_a_slow_mapper_and_goes_to_the_port_that_it_names() {
+    skip_if!(lacks_network());
+    for there in [PEER, PEER_V6] {
+        let b = Initiator::at(&SocketAddr::new(there.parse().unwrap(), 0).to_string());
+        let mapper = mapper(&b.ns, there);
+        let mut asked = b.to;
+        asked.set_port(unused_port(&b));
+        let options = ConnectOptions::default();
+        let start = Instant::now();
+        b.app.qp.connect(&b.app.cm, asked, &options).unwrap();
+        let (request, from) = take_request(&mapper);
+        // Pauses of 5 and 10 ms before the connect is refused, then 20, 40 and 80.
+        for _ in 0..6 {
+            assert_eq!(take_request(&mapper).0, request);
+        }
+        assert!(
+            start.elapsed() > Duration::from_millis(140),
+            "{:?}",
+            start.elapsed()
+        );
+        let accept = answer(&request, ACCEPT & 0xf0, b.to.port());
+        mapper.send_to(&accept, from).unwrap();
+        let acknowledgement = loop {
+            let (message, _) = take(&mapper);
+            if message.len() == 48 {
+                break message;
+            }
+        };
+        assert_eq!(acknowledgement[8..], accept[8..]);
+        establish(&b);
+    }
+}
+
+#[test]
+fn a_late_answer_is_acknowledged_and_its_mapper_remembered() {
+    skip_if!(lacks_network());
+    let b = Initiator::new();
+    let mapper = mapper(&b.ns, PEER);
+    // The port asked for is that of the listener.
+    let end = b.app.another();
+    end.qp
+        .connect(&end.cm, b.to, &ConnectOptions::default())
+        .unwrap();
+    let _peer = Peer::accept(&b.listener);
+    let (request, from) = take_request(&mapper);
+    let accept = answer(&request, ACCEPT & 0xf0, b.to.port());
+    // iwpmd repeats an answer until it is acknowledged.
+    for _ in 0..2 {
+        mapper.send_to(&accept, from).unwrap();
+        while take(&mapper).0.len() == 64 {}
+    }
+    // The next connect waits for longer than it does for a peer without a mapper.
+    b.listener.set_nonblocking(true).unwrap();
+    let start = Instant::now();
+    b.connect(&ConnectOptions::default());
+    let (request, from) = take_request(&mapper);
+    while start.elapsed() < Duration::from_millis(60) {
+        take_request(&mapper);
+        assert!(b.listener.accept().is_err(), "connected without an answer");
+    }
+    b.listener.set_nonblocking(false).unwrap();
+    let reject = answer(&request, REJECT & 0xf0, b.to.port());
+    mapper.send_to(&reject, from).unwrap();
+    establish(&b);
+}
+
+#[test]
+fn a_refused_connect_is_reported_if_the_mapper_stays_silent_and_the_next_one_at_once() {
+    skip_if!(lacks_network());
+    let b = Initiator::new();
+    let mapper = mapper(&b.ns, PEER);
+    let mut asked = b.to;
+    asked.set_port(unused_port(&b));
+    let refused = |end: &siw::CmChannel| match end.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::Rejected(info) | CmEvent::ConnectError(info) | CmEvent::Unreachable(info) => {
+            assert!(info.reason.contains("nothing listens"), "{info:?}");
+        }
+        other => panic!("{other:?}"),
+    };
+    b.app
+        .qp
+        .connect(&b.app.cm, asked, &ConnectOptions::default())
+        .unwrap();
+    refused(&b.app.cm);
+    assert!(was_asked(&mapper));
+    let end = b.app.another();
+    end.qp
+        .connect(&end.cm, asked, &ConnectOptions::default())
+        .unwrap();
+    refused(&end.cm);
     assert!(!was_asked(&mapper));
 }
 
