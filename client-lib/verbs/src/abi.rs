@@ -75,6 +75,13 @@ assert_layout! {
     rdma_addrinfo 96 { ai_family = 4 }
 }
 
+/// Zeroes beside a struct that the library hands to programs and that releases lengthen by function pointers:
+/// at the end, [`verbs_context`] at its beginning. A program that is compiled against a newer header than this
+/// library finds NULL there, as with every provider that lacks the operation.
+pub type LaterFields = [usize; 16];
+/// See [`LaterFields`].
+pub const LATER_FIELDS: LaterFields = [0; 16];
+
 // Structs that have grown at their end in later releases.
 const _: () = assert!(size_of::<ibv_qp_ex>() >= 352 && offset_of!(ibv_qp_ex, wr_start) == 320);
 const _: () = assert!(size_of::<ibv_device_attr_ex>() >= 400);

@@ -9,6 +9,11 @@ use super::{Daemon, siwrun};
 /// Compiles a C program with the flags of pkg-config. Returns its path and the folder of the
 /// libraries.
 pub fn compile(daemon: &Daemon, source: &Path) -> (PathBuf, PathBuf) {
+    compile_with(daemon, source, &[])
+}
+
+/// As [`compile`], with flags that come first.
+pub fn compile_with(daemon: &Daemon, source: &Path, first: &[String]) -> (PathBuf, PathBuf) {
     let folder = daemon.dir.path().join("links");
     let made = Command::new(siwrun())
         .arg("--links")
@@ -26,6 +31,7 @@ pub fn compile(daemon: &Daemon, source: &Path) -> (PathBuf, PathBuf) {
     assert!(flags.status.success(), "{flags:?}");
     let flags = String::from_utf8(flags.stdout).unwrap();
     let compiled = Command::new("cc")
+        .args(first)
         .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .arg(&program)
         .arg(source)

@@ -2,7 +2,7 @@
 //! of the distribution's libibverbs and librdmacm, and C programs compile against it.
 
 use crate::common::Daemon;
-use crate::common::c_programs::{can_compile, compile};
+use crate::common::c_programs::{can_compile, compile, compile_with};
 use crate::common::programs::Program;
 use crate::common::siwrun;
 use std::collections::BTreeSet;
@@ -211,6 +211,53 @@ fn every_symbol_works_when_it_is_looked_up_by_name() {
         for name in ["ibv_query_gid_type", &registration] {
             let symbol = format!("{name}@{node}");
             assert!(called.contains(symbol.as_str()), "{symbol}: {said}");
+        }
+    }
+}
+
+/// The folder of headers of a suite of Debian, and the release of rdma-core that they belong to. Downloaded at
+/// the first use and kept in the target directory; `None`, with a message, where that fails.
+fn headers_of(suite: &str) -> Option<(PathBuf, u32)> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("verbs-headers-{suite}"));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/verbs-headers");
+    let version = || std::fs::read_to_string(folder.join("version"));
+    if version().is_err() {
+        let mut fetch = Command::new(script);
+        let out = fetch.arg(suite).arg(&folder).output().unwrap();
+        if !out.status.success() {
+            let reason = String::from_utf8_lossy(&out.stderr);
+            println!("skipped: {}", reason.trim());
+            // Packages of sid may be missing for a while.
+            let is_needed = suite != "sid" && std::env::var_os("CI").is_some();
+            assert!(!is_needed, "CI has to download them");
+            return None;
+        }
+    }
+    let release = version().unwrap().split('.').next()?.parse().unwrap();
+    Some((folder.join("usr/include"), release))
+}
+
+/// Releases lengthen structs by members, which a program finds NULL where siwd lacks the operation; they follow
+/// or precede the struct of the header that the library was compiled with.
+#[test]
+fn programs_of_other_releases_find_each_member_of_a_struct_in_its_place() {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/struct_layouts.c");
+    let run = |flags: &[String]| {
+        let (program, _) = compile_with(&daemon, &source, flags);
+        let said = Program::start(&daemon, &program.display().to_string()).succeed();
+        assert!(said.contains("done"), "{said}");
+    };
+    // With the members of every release from 44 on.
+    run(&["-DRELEASE=44".into()]);
+    for suite in ["trixie", "sid"] {
+        if let Some((headers, release)) = headers_of(suite) {
+            assert!(release >= 56, "{suite} has rdma-core {release}");
+            let include = format!("-I{}", headers.display());
+            run(&[include, format!("-DRELEASE={release}")]);
         }
     }
 }

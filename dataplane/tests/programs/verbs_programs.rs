@@ -72,6 +72,11 @@ fn access_rights_change_without_the_keys_of_a_region() {
 }
 
 #[test]
+fn a_device_may_be_closed_before_its_objects_are_destroyed() {
+    run_to_done("closed_first", "");
+}
+
+#[test]
 fn completion_counters_and_other_newest_verbs_work() {
     run_to_done("newest_verbs", "");
 }

@@ -182,6 +182,7 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
     let object = unsafe { ContextObject::from_abi(context) };
     let channel = CompletionChannel::new(object.client()).and_then(|channel| {
         let descriptor = EventDescriptor::new(&[channel.as_fd()])?;
+        object.hold();
         Ok(Box::new(ChannelObject {
             abi: ibv_comp_channel {
                 context,
@@ -201,8 +202,10 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
 
 /// ibv_destroy_comp_channel(3)
 pub unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: an object of this library, whose context is open.
-    if unsafe { is_inherited((*channel).context) } {
+    // SAFETY: an object of this library, which holds its context.
+    let context = unsafe { (*channel).context };
+    // SAFETY: as above.
+    if unsafe { is_inherited(context) } {
         return 0;
     }
     // SAFETY: a channel of this library.
@@ -216,8 +219,11 @@ pub unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
         // A thread that waits for events, as one of InfiniStore does, sees the end of the stream.
         shared.is_destroyed.store(true, Ordering::Release);
         let _ = shutdown(shared.channel.as_fd(), Shutdown::Read);
-        // SAFETY: `create_channel` boxed it; the manual page forbids any later use.
-        drop(unsafe { Box::from_raw(channel.cast::<ChannelObject>()) });
+        // SAFETY: `create_channel` boxed it and held the context; the manual page forbids any later use.
+        unsafe {
+            drop(Box::from_raw(channel.cast::<ChannelObject>()));
+            ContextObject::release(context);
+        }
         Ok(())
     };
     errno_of("ibv_destroy_comp_channel", unused)

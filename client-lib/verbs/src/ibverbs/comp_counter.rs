@@ -237,7 +237,9 @@ pub unsafe fn create(context: *mut ibv_context, init: *mut CounterInit) -> *mut 
     };
     let created = checked.map(|()| {
         // SAFETY: a context of this library.
-        let handle = unsafe { ContextObject::from_abi(context) }.next_counter();
+        let object = unsafe { ContextObject::from_abi(context) };
+        object.hold();
+        let handle = object.next_counter();
         Box::new(CounterObject {
             abi: CompCounterAbi { context, handle },
             state: ProcessMutex::default(),
@@ -248,8 +250,10 @@ pub unsafe fn create(context: *mut ibv_context, init: *mut CounterInit) -> *mut 
 
 /// ibv_destroy_comp_cntr(3)
 pub unsafe fn destroy(counter: *mut CompCounterAbi) -> c_int {
-    // SAFETY: an object of this library, whose context is open.
-    if unsafe { is_inherited((*counter).context) } {
+    // SAFETY: an object of this library, which holds its context.
+    let context = unsafe { (*counter).context };
+    // SAFETY: as above.
+    if unsafe { is_inherited(context) } {
         return 0;
     }
     // SAFETY: a counter of this library.
@@ -257,8 +261,11 @@ pub unsafe fn destroy(counter: *mut CompCounterAbi) -> c_int {
     if !object.lock().sources.is_empty() {
         return fail_errno(libc::EBUSY);
     }
-    // SAFETY: `create` boxed it; the manual page forbids any later use.
-    drop(unsafe { Box::from_raw(counter.cast::<CounterObject>()) });
+    // SAFETY: `create` boxed it and held the context; the manual page forbids any later use.
+    unsafe {
+        drop(Box::from_raw(counter.cast::<CounterObject>()));
+        ContextObject::release(context);
+    }
     0
 }
 

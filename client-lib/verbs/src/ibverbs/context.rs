@@ -4,17 +4,18 @@
 use super::device::DeviceObject;
 use super::objects::Objects;
 use super::shared_events::SharedEvents;
-use crate::abi::{ibv_context, verbs_context};
+use crate::abi::{LATER_FIELDS, LaterFields, ibv_context, verbs_context};
 use crate::descriptor::EventDescriptor;
 use siw::Context;
 use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// A context as programs see it. The struct of the header is at the end of `abi`: newer releases
 /// add fields before it.
 #[repr(C)]
 pub struct ContextObject {
+    _later: LaterFields,
     abi: verbs_context,
     device: &'static DeviceObject,
     client: Context,
@@ -23,6 +24,8 @@ pub struct ContextObject {
     async_state: Arc<AsyncState>,
     /// Number of completion counters created so far.
     counters: AtomicU32,
+    /// The program's own use until ibv_close_device(3), and those of objects.
+    uses: AtomicUsize,
 }
 
 /// State that a thread which waits for asynchronous events keeps when another closes the context.
@@ -58,7 +61,7 @@ impl ContextObject {
         client: Context,
         async_events: AsyncEvents,
     ) -> Box<ContextObject> {
-        abi.sz = size_of::<verbs_context>();
+        abi.sz = size_of::<LaterFields>() + size_of::<verbs_context>();
         let context = &mut abi.context;
         context.device = device.as_abi();
         context.async_fd = async_events.descriptor().number();
@@ -69,6 +72,7 @@ impl ContextObject {
         // If set, `verbs_get_ctx_op` looks for the larger struct.
         context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
         Box::new(ContextObject {
+            _later: LATER_FIELDS,
             abi,
             device,
             client,
@@ -76,6 +80,7 @@ impl ContextObject {
             objects: Objects::default(),
             async_state: Arc::default(),
             counters: AtomicU32::new(0),
+            uses: AtomicUsize::new(1),
         })
     }
 
@@ -85,6 +90,26 @@ impl ContextObject {
         let before = offset_of!(ContextObject, abi) + offset_of!(verbs_context, context);
         // SAFETY: `as_abi` pointed into the object at that distance.
         unsafe { &*context.byte_sub(before).cast() }
+    }
+
+    /// Keeps the context until [`release`](Self::release) for an object: programs destroy objects after they have
+    /// closed the device, for example in the order of a garbage collector. Objects of a protection domain are
+    /// covered by it.
+    pub fn hold(&self) {
+        self.uses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends the program's use, or that of an object. The last one frees the context.
+    ///
+    /// # Safety
+    /// A boxed context of this library, which the caller does not use any more.
+    pub unsafe fn release(context: *mut ibv_context) {
+        // SAFETY: by the caller's contract.
+        let object = unsafe { ContextObject::from_abi(context) };
+        if object.uses.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: by the caller's contract; nobody else uses it.
+            drop(unsafe { Box::from_raw((&raw const *object).cast_mut()) });
+        }
     }
 
     /// Pointer for struct fields that hold a context.

@@ -16,6 +16,7 @@ use std::time::Duration;
 #[repr(C)]
 pub struct CqObject {
     abi: ibv_cq_ex,
+    _later: LaterFields,
     /// Current completion of `ibv_start_poll`.
     pub current: Current,
     cq: Cq,
@@ -101,6 +102,7 @@ pub(super) unsafe fn create(
     fill_extended(&mut abi);
     let queue = Box::new(CqObject {
         abi,
+        _later: LATER_FIELDS,
         current: Current::default(),
         cq,
         users: Users::default(),
@@ -115,6 +117,7 @@ pub(super) unsafe fn create(
         .objects()
         .cqs
         .insert(queue.cq.cq_id(), queue.as_abi());
+    object.hold();
     Ok(queue)
 }
 
@@ -137,7 +140,7 @@ pub unsafe fn create_cq(
 
 /// ibv_destroy_cq(3)
 pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: an object of this library, whose context is open.
+    // SAFETY: an object of this library, which holds its context.
     if unsafe { is_inherited((*cq).context) } {
         return 0;
     }
@@ -145,17 +148,21 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let queue = unsafe { CqObject::from_abi(cq) };
     let unused = queue.users.check_none("queue pairs");
     if unused.is_ok() {
-        // SAFETY: its context is open.
-        let context = unsafe { ContextObject::from_abi(queue.abi.context) };
-        context.objects().cqs.remove(queue.cq.cq_id());
+        let context = queue.abi.context;
+        // SAFETY: it holds its context.
+        let object = unsafe { ContextObject::from_abi(context) };
+        object.objects().cqs.remove(queue.cq.cq_id());
         if let Some((channel, cookie)) = &queue.channel {
             channel.detach(*cookie);
         }
         queue.events.wait_acknowledged();
         queue.async_events.wait_acknowledged();
         let channel = queue.channel.clone();
-        // SAFETY: `create` boxed it; the manual page forbids any later use.
-        drop(unsafe { Box::from_raw(cq.cast::<CqObject>()) });
+        // SAFETY: `create` boxed it and held the context; the manual page forbids any later use.
+        unsafe {
+            drop(Box::from_raw(cq.cast::<CqObject>()));
+            ContextObject::release(context);
+        }
         // No more events follow.
         if let Some((channel, _)) = channel {
             channel.drop_stale_events();

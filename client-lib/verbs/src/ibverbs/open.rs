@@ -68,8 +68,7 @@ pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
         .async_state()
         .is_closed
         .store(true, Ordering::Release);
-    let object = (&raw const *object).cast_mut();
     // SAFETY: as above; the manual page forbids any later use.
-    drop(unsafe { Box::from_raw(object) });
+    unsafe { ContextObject::release(context) };
     errno_of("ibv_close_device", Ok(()))
 }

@@ -45,6 +45,7 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: a context of this library.
     let object = unsafe { ContextObject::from_abi(context) };
     let pd = object.client().alloc_pd().map(|pd| {
+        object.hold();
         Box::new(PdObject {
             abi: ibv_pd { context, handle: 0 },
             pd,
@@ -56,16 +57,21 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 /// ibv_dealloc_pd(3)
 pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: an object of this library, whose context is open.
-    if unsafe { is_inherited((*pd).context) } {
+    // SAFETY: an object of this library, which holds its context.
+    let context = unsafe { (*pd).context };
+    // SAFETY: as above.
+    if unsafe { is_inherited(context) } {
         return 0;
     }
     // SAFETY: a protection domain of this library.
     let object = unsafe { PdObject::from_abi(pd) };
     let unused = object.users.check_none("objects");
     if unused.is_ok() {
-        // SAFETY: `alloc_pd` boxed it; the manual page forbids any later use.
-        drop(unsafe { Box::from_raw(pd.cast::<PdObject>()) });
+        // SAFETY: `alloc_pd` boxed it and held the context; the manual page forbids any later use.
+        unsafe {
+            drop(Box::from_raw(pd.cast::<PdObject>()));
+            ContextObject::release(context);
+        }
     }
     errno_of("ibv_dealloc_pd", unused)
 }

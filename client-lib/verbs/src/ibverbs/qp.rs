@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[repr(C)]
 pub struct QpObject {
     abi: ibv_qp_ex,
+    _later: LaterFields,
     qp: Qp,
     /// Requests since `ibv_wr_start`.
     pub batch: Batch,
@@ -159,6 +160,7 @@ unsafe fn create(
     }
     let queue_pair = Box::new(QpObject {
         abi,
+        _later: LATER_FIELDS,
         batch: Batch::default(),
         attributes: ProcessMutex::new(Attributes::new(init)),
         async_events: EventCount::default(),
