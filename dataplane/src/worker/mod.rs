@@ -21,7 +21,7 @@
 //! | `ParkedQueuePairs` | `parked.rs` | queue pairs whose work waits for something that raises no event |
 //! | `Connections` | `connections.rs`; `receive.rs`, `send.rs`, `lifecycle.rs`, `connect.rs`, `listen.rs` | TCP stacks, queue pairs, their life cycle; the path of a frame and of a work request |
 //! | `TracedConnections` | `trace.rs` | nothing: the view of `Connections` during a trace |
-//! | `PortMapper` | `port_mapper.rs` | peers without a port mapper |
+//! | `PortMapper` | `port_mapper.rs` | peers with and without a port mapper, requests without an answer in time |
 //! | `PendingConnections`, `PortListeners` | `pending_connections.rs`, `listener_options.rs` | connections that no queue pair has taken yet; listeners |
 //! | `CqTable`, `SrqTable` | `completion_queues.rs`, `shared_receive_queues.rs` | completions and the events of completion channels; shared receive queues |
 //! | `ClientObjects` | `client_objects.rs` | in each of these tables and that of queue pairs: the objects of each client |
