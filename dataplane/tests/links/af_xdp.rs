@@ -1,9 +1,11 @@
 //! Devices on interfaces that the kernel keeps using: RDMA between two siwd over a veth pair, with
 //! kernel traffic between both ends at the same time.
 
+use std::alloc::Layout;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use crate::common::typing::{Typist, echo};
 use crate::common::*;
 use nix::sys::signal::Signal;
 use siw::{AsyncEventKind, CmEvent, CmListener, RecvWr, SendData, SendWr, WcStatus};
-use siw_xdp::{ClaimKind, XdpInterface, XdpSteering};
+use siw_xdp::{ClaimKind, CopyMode, SocketConfig, Umem, XdpInterface, XdpSocket, XdpSteering};
 
 /// Two hosts joined by a veth pair with the ends `veth0` and `veth1`. The kernel addresses are
 /// 10.77.0.101 and .102, fd77::101 and ::102.
@@ -704,4 +706,52 @@ fn each_of_many_devices_wakes_its_worker() {
             assert!(waited < Duration::from_secs(1), "siw{number}: {waited:?}");
         }
     }
+}
+
+/// A socket of this process on the only queue of an interface.
+fn hold_queue(interface: &str) -> XdpSocket {
+    const BYTES: usize = 1 << 20;
+    let layout = Layout::from_size_align(BYTES, 4096).unwrap();
+    // SAFETY: the layout has a size. The memory is never freed, and only the kernel uses it.
+    let umem = unsafe {
+        let base = NonNull::new(std::alloc::alloc_zeroed(layout)).unwrap();
+        Umem::new(base, BYTES, 4096)
+    };
+    let config = SocketConfig {
+        rx_entries: 64,
+        tx_entries: 64,
+        copy_mode: CopyMode::Copy,
+    };
+    let interface = XdpInterface::find_by_name(interface).unwrap();
+    XdpSocket::open(&interface, 0, &umem, &config, None).unwrap()
+}
+
+/// The kernel frees the queue of a closed socket some time later.
+#[test]
+fn a_device_can_be_added_while_the_kernel_still_frees_its_queue() {
+    skip_if!(lacks_af_xdp());
+    let hosts = Hosts::new(1);
+    let siwd = hosts.left.siwd(&config("veth0", 1, ""), &[]);
+    let client = siwd.context();
+    let remove = || {
+        let index = client.device_by_name("siw0").unwrap().index;
+        client.remove_device(index, true).unwrap();
+    };
+    for _ in 0..20 {
+        remove();
+        client.add_device("siw0").unwrap();
+    }
+    remove();
+    let held = hosts.left.run(|| hold_queue("veth0"));
+    let error = client.add_device("siw0").unwrap_err().to_string();
+    assert!(error.contains("stop the other program"), "{error}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(held);
+        });
+        client.add_device("siw0").unwrap();
+    });
+    hosts.right.wait_ping("10.77.0.1".parse().unwrap());
+    assert!(siwd.stop().success());
 }

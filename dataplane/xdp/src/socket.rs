@@ -10,9 +10,16 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::ring::{ConsumerRing, ProducerRing, RingKind};
 use crate::{Error, Result, XdpInterface};
+
+/// Time in which the kernel frees the queue of a closed socket. It does so after close(2) has returned, in a
+/// work queue of its own, which other work may hold up.
+const QUEUE_FREED_WITHIN: Duration = Duration::from_secs(2);
+/// Time between two attempts to bind a socket to a queue that another one has.
+const BIND_PAUSE: Duration = Duration::from_millis(2);
 
 /// How frames get into the memory of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,10 +147,10 @@ pub struct Sender {
 
 impl XdpSocket {
     /// Opens a socket on receive queue `queue` of the interface. All sockets of an interface after the
-    /// first share the memory of `first`.
+    /// first share the memory of `first`. Waits up to two seconds for a queue that has a socket.
     ///
     /// # Errors
-    /// A capability is missing, the queue has a socket, the memory cannot be locked, or the interface
+    /// A capability is missing, the queue still has a socket, the memory cannot be locked, or the interface
     /// is down.
     pub fn open(
         interface: &XdpInterface,
@@ -174,7 +181,7 @@ impl XdpSocket {
         let receive = ConsumerRing::map_ring(socket, RingKind::Receive, rx, &offsets)?;
         let transmit = ProducerRing::map_ring(socket, RingKind::Transmit, tx, &offsets)?;
         let completion = ConsumerRing::map_ring(socket, RingKind::Completion, tx, &offsets)?;
-        bind_socket(&descriptor, interface, queue, config.copy_mode, first)?;
+        bind_to_freed_queue(&descriptor, interface, queue, config.copy_mode, first)?;
         let options = read_option::<libc::xdp_options>(&descriptor, libc::XDP_OPTIONS)
             .map_or(0, |options| options.flags);
         let descriptor = Arc::new(descriptor);
@@ -456,6 +463,25 @@ fn register_memory(socket: &OwnedFd, umem: &Umem) -> Result<()> {
             _ => call_error("giving packet buffers to an AF_XDP socket", source),
         }
     })
+}
+
+/// Binds the socket. A queue that another socket has may be one of this process, closed just now.
+fn bind_to_freed_queue(
+    socket: &OwnedFd,
+    interface: &XdpInterface,
+    queue: u32,
+    copy_mode: CopyMode,
+    first: Option<&XdpSocket>,
+) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let bound = bind_socket(socket, interface, queue, copy_mode, first);
+        let is_in_use = matches!(bound, Err(Error::QueueInUse { .. }));
+        if !is_in_use || start.elapsed() > QUEUE_FREED_WITHIN {
+            return bound;
+        }
+        std::thread::sleep(BIND_PAUSE);
+    }
 }
 
 fn bind_socket(
