@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dpdk::{DriverTraits, Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue, XdpLink};
@@ -85,10 +86,8 @@ pub fn open_devices(
 ) -> Result<Vec<OpenDevice>, String> {
     let mut pairs = SecondEnds::default();
     let mut devices = Vec::new();
-    for (index, config) in configs.iter().enumerate() {
-        devices.push(open_device(
-            dpdk, configs, config, index, workers, &mut pairs,
-        )?);
+    for config in configs {
+        devices.push(open_device(dpdk, configs, config, workers, &mut pairs)?);
     }
     Ok(devices)
 }
@@ -96,7 +95,10 @@ pub fn open_devices(
 /// Second ends, by name, of the pairs of which one end is a device.
 pub type SecondEnds = HashMap<String, Port>;
 
-/// Opens and starts the port of `config`, the device with this `index`, which is among `configs`.
+/// Number of pairs that the process has made.
+static PAIRS_MADE: AtomicU32 = AtomicU32::new(0);
+
+/// Opens and starts the port of `config`, which is among `configs`.
 ///
 /// # Errors
 /// As [`open_devices`].
@@ -104,7 +106,6 @@ pub fn open_device(
     dpdk: &StartedDpdk,
     configs: &[DeviceConfig],
     config: &DeviceConfig,
-    index: usize,
     workers: usize,
     pairs: &mut SecondEnds,
 ) -> Result<OpenDevice, String> {
@@ -115,8 +116,9 @@ pub fn open_device(
         LinkSource::Pair(pair) => match pairs.remove(&pair) {
             Some(second_end) => second_end,
             None => {
-                // Device names of rings are global in DPDK, and short.
-                let label = format!("siw_{index}");
+                // Device names of rings are global in DPDK, and short. The ends of an earlier pair may
+                // not all be closed.
+                let label = format!("siw_{}", PAIRS_MADE.fetch_add(1, Ordering::Relaxed));
                 let (first_end, second_end) =
                     Port::create_ring_pair(&dpdk.eal, &label, workers as u16, PAIR_RING)
                         .map_err(fail)?;

@@ -124,9 +124,12 @@ impl Captures {
         }
     }
 
-    /// Adds a device: captures that start from now on have its frames.
-    pub(super) fn add_device(&mut self, workers: &mut WorkerSet, name: &str) {
-        self.devices.push(name.to_owned());
+    /// Adds a device with the next index, or with that of a deleted device of its name: captures that start
+    /// from now on have its frames.
+    pub(super) fn add_device(&mut self, workers: &mut WorkerSet, device: usize, name: &str) {
+        if device == self.devices.len() {
+            self.devices.push(name.to_owned());
+        }
         self.post_to_workers(workers);
     }
 

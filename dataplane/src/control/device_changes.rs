@@ -2,8 +2,9 @@
 //!
 //! A thread reads the configuration, opens the port and builds the workers' parts of it, because a
 //! driver and a file system can be slow. The control thread and the workers then only take them over. A
-//! removed device ends like one that vanishes (`links.rs`). The index of a device is not used
-//! again: clients keep it longer than the device exists.
+//! removed device ends like one that vanishes (`links.rs`). Clients keep the index of a device longer than
+//! the device exists, so only a device of the same name gets it again, and only when no connected client
+//! knows it ([`choose_index`]).
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -138,6 +139,7 @@ fn report_return(device: usize) -> HelperReport {
 
 /// A device that was opened for an operator, or because its interface is back.
 pub struct OpenedDevice {
+    index: usize,
     device: RunningDevice,
     config: DeviceConfig,
     /// The part of each worker that serves it.
@@ -274,7 +276,7 @@ impl Opening {
         };
         let (workers, index) = (opener.cores.len(), self.index);
         let dpdk = &opener.dpdk;
-        let opened = device::open_device(dpdk, &plan.devices, config, index, workers, pairs);
+        let opened = device::open_device(dpdk, &plan.devices, config, workers, pairs);
         let mut device = opened.map_err(failed)?;
         if device.port.needs_dma_map() && device.link.payload != PayloadPolicy::Copy {
             let why = format!(
@@ -299,6 +301,7 @@ impl Opening {
             tracing::warn!(device = %name, "cannot write the files for programs that read /sys: {error}");
         }
         Ok(AddedDevice::Open(Box::new(OpenedDevice {
+            index,
             device,
             config: config.clone(),
             ports,
@@ -348,10 +351,10 @@ impl DeviceChanges {
     pub fn begin_add(
         &mut self,
         context: &Context,
-        configuration: &Configuration,
-        links: &LinkMonitor,
+        parts: &ChangedParts<'_>,
         name: &str,
     ) -> Result<Served, Refusal> {
+        let links = &parts.links;
         let views = &context.devices.views;
         if let Some(device) = context.devices.find_by_name(name) {
             let why = match views[device].is_gone {
@@ -369,7 +372,7 @@ impl DeviceChanges {
                 "another device is being added, or this one is still being removed: try again";
             return Err(Refusal::new(libc::EBUSY, why));
         }
-        self.begin_opening(context, configuration, links, name, None)?;
+        self.begin_opening(context, parts, name, None)?;
         Ok(Served::Deferred(PendingReply::AddDevice))
     }
 
@@ -377,11 +380,16 @@ impl DeviceChanges {
     fn begin_opening(
         &mut self,
         context: &Context,
-        configuration: &Configuration,
-        links: &LinkMonitor,
+        parts: &ChangedParts<'_>,
         name: &str,
         replaces: Option<(usize, DeviceConfig)>,
     ) -> Result<(), Refusal> {
+        let ChangedParts {
+            configuration,
+            connections,
+            links,
+            ..
+        } = parts;
         let views = &context.devices.views;
         let running = views.iter().filter(|view| !view.is_gone);
         let addresses = running.flat_map(|view| {
@@ -396,7 +404,7 @@ impl DeviceChanges {
             addresses: addresses.collect(),
             claims: links.claims(),
             files: links.sysfs().map(|sysfs| sysfs.device_writer()),
-            index: views.len(),
+            index: choose_index(context, connections, links, name),
             name: name.to_owned(),
             replaces,
         };
@@ -430,13 +438,7 @@ impl DeviceChanges {
         let mut config = DeviceConfig::clone(&view.config);
         config.addresses = Spanned::new(0..0, view.addresses.clone());
         parts.links.remove_files(device, view);
-        let started = self.begin_opening(
-            context,
-            parts.configuration,
-            parts.links,
-            &view.name,
-            Some((device, config)),
-        );
+        let started = self.begin_opening(context, parts, &view.name, Some((device, config)));
         if let Err(refusal) = started {
             tracing::warn!(device = %view.name, "not opened again: {}", refusal.reason());
         }
@@ -534,6 +536,34 @@ pub(super) fn remove_device(
     context.workers.post_to_all(command);
 }
 
+/// Index for a new device of this name: that of a deleted one of the name that is closed, if no connected
+/// client knows it, or the next one. So the devices of an operator who removes and adds them all day keep
+/// their indices, and everything that is kept by index stays small.
+fn choose_index(
+    context: &Context,
+    connections: &Connections,
+    links: &LinkMonitor,
+    name: &str,
+) -> usize {
+    let is_known = |device: usize| {
+        let mut listeners = connections.listeners.iter();
+        let mut clients = context.resources.clients.values();
+        listeners.any(|(_, listener)| listener.devices.contains(&device))
+            || clients.any(|client| {
+                let mut queue_pairs = client.qps.values();
+                client.known_devices.contains(&device)
+                    || queue_pairs.any(|qp| qp.device == device && qp.phase != QpPhase::Detached)
+            })
+    };
+    let views = context.devices.views.iter();
+    let mut deleted = views
+        .enumerate()
+        .filter(|(_, view)| view.is_deleted && view.name == name);
+    deleted
+        .find(|(device, _)| links.is_closed(*device) && !is_known(*device))
+        .map_or(context.devices.views.len(), |(device, _)| device)
+}
+
 /// Answers the operators that wait for the end of removed devices whose ports are closed.
 pub(super) fn answer_removals(context: &mut Context, links: &LinkMonitor) {
     let is_meant = |what: &PendingReply| matches!(what, PendingReply::RemoveDevice { device } if links.is_closed(*device));
@@ -565,12 +595,12 @@ fn take_over(
     added: OpenedDevice,
 ) -> Result<(), Refusal> {
     let OpenedDevice {
+        index,
         device,
         config,
         ports,
         replaces,
     } = added;
-    let index = context.devices.views.len();
     if let Some(former) = replaces {
         let view = &mut context.devices.views[former];
         if view.is_deleted {
@@ -583,7 +613,7 @@ fn take_over(
         parts.links.forget_return(former);
         parts.routes.remove(former);
     }
-    if let Err(error) = parts.links.add(&device.view, device.port) {
+    if let Err(error) = parts.links.add(index, &device.view, device.port) {
         parts.links.remove_files(index, &device.view);
         let why = format!("a thread cannot be started: {error}");
         return Err(Refusal::new(libc::EAGAIN, why));
@@ -597,14 +627,19 @@ fn take_over(
     parts.memory.sends_by_reference |= device.sends_by_reference;
     parts.configuration.add_device(config);
     let name = device.view.name.clone();
-    context.devices.views.push(device.view);
+    match context.devices.views.get_mut(index) {
+        Some(deleted) => *deleted = device.view,
+        None => context.devices.views.push(device.view),
+    }
     for (worker, port) in ports {
         let command = Command::AddPort(Box::new(port));
         context.workers.post_command(worker, command);
     }
-    parts.captures.add_device(&mut context.workers, &name);
+    parts
+        .captures
+        .add_device(&mut context.workers, index, &name);
     parts.connections.add_device(context, index);
-    let monitored = parts.routes.add(device.route_interface);
+    let monitored = parts.routes.add(index, device.route_interface);
     let monitored = monitored.and_then(|monitor| match monitor {
         Some(monitor) => super::watch_routes(&context.resources.epoll, monitor),
         None => Ok(()),

@@ -91,8 +91,12 @@ impl Devices {
                 format!("no device {index}: the number of devices is {count}"),
             )
         })?;
+        let client = resources.client_mut(id)?;
         if flags & m::QUERY_WATCH != 0 {
-            resources.client_mut(id)?.watched_device = Some(index as usize);
+            client.watched_device = Some(index as usize);
+        }
+        if !device.is_deleted {
+            client.known_devices.insert(index as usize);
         }
         let mut ips = [m::Addr::NONE; MAX_ADDRESSES];
         let mut gid_indices = [0; MAX_ADDRESSES];

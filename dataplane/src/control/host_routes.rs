@@ -40,16 +40,20 @@ impl RouteFollower {
         })
     }
 
-    /// Follows the routes of the interface of one more device, if it has one. Returns the new monitor's
-    /// descriptor if this is the first one.
+    /// Follows the routes of the interface of a device that has the next index or that of a deleted one, if
+    /// it has an interface. Returns the new monitor's descriptor if this is the first one.
     ///
     /// # Errors
     /// As [`RouteFollower::new`].
     pub(super) fn add(
         &mut self,
+        device: usize,
         interface: Option<u32>,
     ) -> std::io::Result<Option<BorrowedFd<'_>>> {
-        self.interfaces.push(interface);
+        match self.interfaces.get_mut(device) {
+            Some(former) => *former = interface,
+            None => self.interfaces.push(interface),
+        }
         let is_first = interface.is_some() && self.monitor.is_none();
         if is_first {
             self.monitor = Some(RouteSocket::open_monitor()?);

@@ -108,13 +108,18 @@ impl LinkMonitor {
         }
     }
 
-    /// Starts the thread of the next device.
+    /// Starts the thread of a device with the next index, or with that of a deleted one.
     ///
     /// # Errors
     /// The operating system cannot create a thread.
-    pub fn add(&mut self, view: &DeviceView, port: WatchedPort) -> std::io::Result<()> {
+    pub fn add(
+        &mut self,
+        index: usize,
+        view: &DeviceView,
+        port: WatchedPort,
+    ) -> std::io::Result<()> {
         let mut device = WatchedDevice {
-            number: self.ports.len(),
+            number: index,
             name: view.name.clone(),
             mtu: view.mtu,
             is_in_memory: port.port.driver_traits().in_process,
@@ -131,14 +136,18 @@ impl LinkMonitor {
         let thread = std::thread::Builder::new()
             .name("siwd-link".into())
             .spawn(move || device.watch(&orders, &reporter))?;
-        self.ports.push(MonitoredPort {
+        let monitored = MonitoredPort {
             queue_holders: None,
             close: Some(close),
             awaits_return: false,
             thread: Some(thread),
             claims,
             is_closed: false,
-        });
+        };
+        match self.ports.get_mut(index) {
+            Some(former) => *former = monitored,
+            None => self.ports.push(monitored),
+        }
         Ok(())
     }
 
@@ -157,6 +166,9 @@ impl LinkMonitor {
     pub fn on_closed(&mut self, device: usize) {
         if let Some(port) = self.ports.get_mut(device) {
             port.is_closed = true;
+            port.claims = Vec::new();
+            // It makes no call of DPDK any more. Its stack is freed when it ends, without a join.
+            port.thread = None;
         }
     }
 

@@ -233,8 +233,8 @@ impl ControlThread {
             _ => None,
         };
         let mut links = LinkMonitor::new(helpers.reporter().clone(), sysfs);
-        for (view, port) in devices.views.iter().zip(devices.ports) {
-            links.add(view, port)?;
+        for (index, (view, port)) in devices.views.iter().zip(devices.ports).enumerate() {
+            links.add(index, view, port)?;
         }
         let users = (parts.operators, parts.subordinates);
         let configuration = parts.configuration;

@@ -72,8 +72,7 @@ pub(super) fn operate(
         OperatorAction::AddDevice => {
             viewer.require_operator("add devices")?;
             let name = request.text.to_text();
-            let (configuration, links) = (&*changed.configuration, &*changed.links);
-            return device_changes.begin_add(context, configuration, links, &name);
+            return device_changes.begin_add(context, &changed, &name);
         }
         OperatorAction::RemoveDevice => {
             viewer.require_operator("remove devices")?;

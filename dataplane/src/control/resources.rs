@@ -5,7 +5,7 @@
 //! takes tens of milliseconds with a million of them. Arenas are few (`descriptors_per_client`), and a
 //! registration looks up thousands.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -218,6 +218,8 @@ pub struct Client {
     pub features: u32,
     /// The only device whose events it gets.
     pub watched_device: Option<usize>,
+    /// Indices of the devices that it has queried.
+    pub known_devices: BTreeSet<usize>,
     /// Resources held by the client, by quota.
     pub account: Account,
     pub charged_queues: ChargedQueues,
@@ -307,6 +309,7 @@ impl Client {
             greeted: false,
             features: 0,
             watched_device: None,
+            known_devices: BTreeSet::new(),
             account,
             charged_queues: ChargedQueues::default(),
             events_waiting: EventBudget::new(limits.events_per_client as usize),

@@ -43,6 +43,9 @@ use crate::datapath::port::WorkerPort;
 use crate::ids::Qpn;
 use crate::netlink::KernelNeighbour;
 
+/// Index of no device: that of a removed port's device belongs to another port.
+const NO_DEVICE: usize = usize::MAX;
+
 /// The connections of a worker and the state that they share.
 pub(super) struct Connections {
     /// The worker's place among all.
@@ -341,6 +344,11 @@ impl Connections {
     /// Adds a port, in the place of a removed one if there is one without connections.
     pub(super) fn add_port(&mut self, new: NewPort) {
         let NewPort { port, listeners } = new;
+        // A deleted device of its name had the same index.
+        let mut formers = self.ports.iter_mut();
+        if let Some(former) = formers.find(|former| former.device == port.device) {
+            former.device = NO_DEVICE;
+        }
         let has_connections = |place: usize| {
             let is_on =
                 |queue_pair: &WorkerQp| queue_pair.port == place && queue_pair.conn.is_some();

@@ -18,7 +18,7 @@ use crate::common::net::{Netns, lacks_network, missing_program};
 use crate::common::{Daemon, End, LOOPBACK, PATIENCE, StopOnDrop, pair, pair_on, pattern, ping};
 
 /// A second pair.
-const SECOND_PAIR: &str = r#"
+pub const SECOND_PAIR: &str = r#"
 [[device]]
 name = "siw2"
 pair = "second"
@@ -76,7 +76,7 @@ fn await_rounds(rounds: &AtomicU64) {
 }
 
 /// Two ends connected over the second pair.
-fn second_pair(daemon: &Daemon) -> (End, End) {
+pub fn second_pair(daemon: &Daemon) -> (End, End) {
     pair_on(daemon, 4096, "siw2", "10.78.0.2:0")
 }
 
@@ -337,4 +337,74 @@ fn a_device_shared_with_the_kernel_takes_its_interfaces_along() {
         ping(&a, &b);
     }
     assert!(daemon.stop().success());
+}
+
+/// Removes and adds a device with a client that ends with it.
+pub fn add_again(daemon: &Daemon, names: &[&str]) {
+    let client = daemon.context();
+    for name in names {
+        let index = client.device_by_name(name).unwrap().index;
+        client.remove_device(index, true).unwrap();
+    }
+    drop(client);
+    let client = daemon.context();
+    for name in names {
+        client.add_device(name).unwrap();
+    }
+}
+
+/// Threads, mappings and descriptors of the daemon.
+fn holdings(daemon: &Daemon) -> [usize; 3] {
+    let folder = PathBuf::from(format!("/proc/{}", daemon.child.id()));
+    let entries = |name: &str| std::fs::read_dir(folder.join(name)).unwrap().count();
+    let maps = std::fs::read_to_string(folder.join("maps")).unwrap();
+    [entries("task"), maps.lines().count(), entries("fd")]
+}
+
+#[test]
+fn devices_that_are_added_again_and_again_leave_nothing_behind() {
+    let daemon = Daemon::start(&with_second_pair(), &[]);
+    // Of a client that stays, and knows the other devices only.
+    let (a, b) = pair(&daemon, 4096);
+    let again = |cycles: usize| (0..cycles).for_each(|_| add_again(&daemon, &["siw2", "siw3"]));
+    again(10);
+    let before = holdings(&daemon);
+    again(60);
+    let after = holdings(&daemon);
+    // Threads that end, and memory that the allocator keeps, come and go.
+    for (what, (before, after)) in ["threads", "mappings", "descriptors"]
+        .iter()
+        .zip(before.into_iter().zip(after))
+    {
+        assert!(after <= before + 12, "{what}: {before}, later {after}");
+    }
+    let indices = ["siw2", "siw3"].map(|name| daemon.context().device_by_name(name).unwrap().index);
+    assert!(indices.iter().all(|index| *index < 8), "{indices:?}");
+    let (c, d) = second_pair(&daemon);
+    ping(&c, &d);
+    ping(&a, &b);
+}
+
+#[test]
+fn the_index_of_a_device_is_not_used_again_while_a_client_knows_it() {
+    let daemon = Daemon::start(&with_second_pair(), &[]);
+    let early = daemon.context();
+    let known = early.device_by_name("siw2").unwrap().index;
+    for _ in 0..3 {
+        add_again(&daemon, &["siw2", "siw3"]);
+        assert_ne!(
+            daemon.context().device_by_name("siw2").unwrap().index,
+            known
+        );
+    }
+    assert!(early.query_device(known).is_ok(), "the device that it knew");
+    drop(early);
+    // The daemon learns of a client's end some time after it.
+    let start = Instant::now();
+    while daemon.context().device_by_name("siw2").unwrap().index != known {
+        assert!(start.elapsed() < PATIENCE, "the index stays unused");
+        add_again(&daemon, &["siw2", "siw3"]);
+    }
+    let (c, d) = second_pair(&daemon);
+    ping(&c, &d);
 }

@@ -25,8 +25,8 @@ pub fn new_context(
     ContextObject::new(abi, device, client, async_events)
 }
 
-/// Creates a context on a connection of its own to the daemon, which must still have `device`: another one
-/// of the same name has another index.
+/// Creates a context on a connection of its own to the daemon, which must still have `device`. One that was
+/// added again has another index if a client that is connected knows the earlier one.
 fn open_context(device: &'static DeviceObject) -> Result<Box<ContextObject>, Error> {
     let mut client = Context::open(None)?;
     client.hide_descriptors();
