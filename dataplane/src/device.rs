@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dpdk::{DriverTraits, Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue, XdpLink};
@@ -97,6 +97,8 @@ pub type SecondEnds = HashMap<String, Port>;
 
 /// Number of pairs that the process has made.
 static PAIRS_MADE: AtomicU32 = AtomicU32::new(0);
+/// Number of views of devices that the process has made.
+static VIEWS_MADE: AtomicU64 = AtomicU64::new(0);
 
 /// Opens and starts the port of `config`, which is among `configs`.
 ///
@@ -429,6 +431,7 @@ impl OpenDevice {
         let link = self.port.link_status().ok();
         let addresses = self.config.addresses.get_ref().clone();
         DeviceView {
+            instance: VIEWS_MADE.fetch_add(1, Ordering::Relaxed),
             name: self.config.name.get_ref().0.clone(),
             config: Arc::new(self.config.clone()),
             settings: self.settings_json(),

@@ -12,6 +12,8 @@ use crate::host_ports::HostPorts;
 /// Attributes of one device: reported to clients, and used to select a device for a connection.
 #[derive(Debug, Clone)]
 pub struct DeviceView {
+    /// Number that no other device of the process has, not even an earlier one of the same name and index.
+    pub instance: u64,
     /// Name in the configuration, such as `siw0`.
     pub name: String,
     /// The device's table of the configuration.

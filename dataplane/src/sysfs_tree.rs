@@ -3,13 +3,17 @@
 //! folder to programs, and the library that `siwrun` preloads redirects hard-wired paths to it.
 //!
 //! ```text
-//! SOCKET.sysfs/devices/siwd/siw0/infiniband/siw0/ports/1/...
-//!                               /infiniband_verbs/uverbs0/...
-//!                               /net/siw0/...
-//!             /class/infiniband/siw0 -> ../../devices/siwd/siw0/infiniband/siw0
+//! SOCKET.sysfs/devices/siwd/siw0.5/infiniband/siw0/ports/1/...
+//!                                 /infiniband_verbs/uverbs0/...
+//!                                 /net/siw0/...
+//!             /class/infiniband/siw0 -> ../../devices/siwd/siw0.5/infiniband/siw0
 //!             /class/infiniband_verbs/uverbs0 -> ...
 //!             /dev/infiniband/uverbs0 -> /dev/null
 //! ```
+//!
+//! Programs find a device by the links of `class`, which are made last: they see all of its files, with the
+//! counters. Its folder ends in a number of its own, so counters of an earlier device of the name cannot get
+//! into it.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -34,6 +38,7 @@ const VERBS_ABI: &str = "6";
 /// The tree of a running daemon, removed when this is dropped.
 pub struct SysfsTree {
     root: PathBuf,
+    has_counters: bool,
 }
 
 /// The folder of a device, or of a part of it.
@@ -102,9 +107,15 @@ fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|octet| format!("{octet:02x}")).join(":")
 }
 
+/// The folder of a device, below the tree's.
+fn device_folder(name: &str, instance: u64) -> String {
+    format!("devices/siwd/{name}.{instance}")
+}
+
 /// The folder of a device's port.
-fn port_folder(root: &Path, name: &str) -> PathBuf {
-    root.join(format!("devices/siwd/{name}/infiniband/{name}/ports/1"))
+fn port_folder(root: &Path, name: &str, instance: u64) -> PathBuf {
+    let device = root.join(device_folder(name, instance));
+    device.join(format!("infiniband/{name}/ports/1"))
 }
 
 /// Writes the attributes that change with the link.
@@ -169,10 +180,17 @@ fn write_gids(port: &Folder, device: &DeviceView) -> io::Result<()> {
     Ok(())
 }
 
-fn write_device(root: &Folder, index: usize, device: &DeviceView) -> io::Result<()> {
+/// Writes the files of a device, and then links to them.
+fn write_device(
+    root: &Folder,
+    index: usize,
+    device: &DeviceView,
+    has_counters: bool,
+) -> io::Result<()> {
     let name = device.name.as_str();
     let uverbs = format!("uverbs{index}");
-    let parent = root.folder(&format!("devices/siwd/{name}"))?;
+    let folder = device_folder(name, device.instance);
+    let parent = root.folder(&folder)?;
     // The vendor is that of the Ethernet address, as in ibv_query_device(3).
     let [first, second, third, ..] = device.mac;
     parent.write_lines(&[
@@ -194,7 +212,15 @@ fn write_device(root: &Folder, index: usize, device: &DeviceView) -> io::Result<
         ("node_desc", &format!("siwd {name}")),
     ])?;
     rdma.link("device", "../..")?;
-    write_port(&rdma.folder("ports/1")?, device)?;
+    let port = rdma.folder("ports/1")?;
+    write_port(&port, device)?;
+    if has_counters {
+        port.folder("counters")?;
+        port.folder("hw_counters")?;
+        // Its workers have counted nothing yet.
+        let counters = PortCounters::new(device, &PortStats::default());
+        counters.write(&port.0, &parent.0.join(".counter.new"))?;
+    }
 
     let verbs = parent.folder(&format!("infiniband_verbs/{uverbs}"))?;
     verbs.write_lines(&[("ibdev", name), ("abi_version", "1")])?;
@@ -213,22 +239,23 @@ fn write_device(root: &Folder, index: usize, device: &DeviceView) -> io::Result<
     ])?;
     net.link("device", "../..")?;
 
-    let place = format!("../../devices/siwd/{name}");
-    root.folder("class/infiniband")?
-        .link(name, &format!("{place}/infiniband/{name}"))?;
-    root.folder("class/infiniband_verbs")?
-        .link(&uverbs, &format!("{place}/infiniband_verbs/{uverbs}"))?;
     // A character device that anyone may open; programs require nothing else of it.
-    root.folder("dev/infiniband")?.link(&uverbs, "/dev/null")
+    root.folder("dev/infiniband")?.link(&uverbs, "/dev/null")?;
+    root.folder("class/infiniband")?
+        .link(name, &format!("../../{folder}/infiniband/{name}"))?;
+    root.folder("class/infiniband_verbs")?.link(
+        &uverbs,
+        &format!("../../{folder}/infiniband_verbs/{uverbs}"),
+    )
 }
 
-fn write_tree(root: &Folder, devices: &[DeviceView]) -> io::Result<()> {
+fn write_tree(root: &Folder, devices: &[DeviceView], has_counters: bool) -> io::Result<()> {
     let verbs = root.folder("class/infiniband_verbs")?;
     verbs.write_line("abi_version", VERBS_ABI)?;
     root.folder("dev/infiniband")?
         .link("rdma_cm", "/dev/null")?;
     for (index, device) in devices.iter().enumerate() {
-        write_device(root, index, device)?;
+        write_device(root, index, device, has_counters)?;
     }
     Ok(())
 }
@@ -247,7 +274,11 @@ fn remove_device(root: &Path, index: usize, device: &DeviceView) -> io::Result<(
     ] {
         ignore_missing(std::fs::remove_file(root.join(link)))?;
     }
-    remove(&root.join(format!("devices/siwd/{name}")))
+    // Elsewhere, nothing is written into the folder while its files are removed.
+    let aside = root.join(format!(".removed.{}", device.instance));
+    let folder = root.join(device_folder(name, device.instance));
+    ignore_missing(std::fs::rename(folder, &aside))?;
+    remove(&aside)
 }
 
 /// Outcome of a removal; a missing file is as good as a removed one.
@@ -259,11 +290,16 @@ fn ignore_missing(outcome: io::Result<()>) -> io::Result<()> {
 }
 
 impl SysfsTree {
-    /// Writes the tree of these devices for a socket, and replaces one that a killed daemon left.
+    /// Writes the tree of these devices for a socket, with files of their counters if `has_counters`, and
+    /// replaces one that a killed daemon left.
     ///
     /// # Errors
     /// The tree cannot be written; nothing is left of it.
-    pub fn write(socket: &Path, devices: &[DeviceView]) -> io::Result<SysfsTree> {
+    pub fn write(
+        socket: &Path,
+        devices: &[DeviceView],
+        has_counters: bool,
+    ) -> io::Result<SysfsTree> {
         let root = sysfs_tree_of(socket);
         let mut unfinished = root.clone().into_os_string();
         unfinished.push(".new");
@@ -272,19 +308,20 @@ impl SysfsTree {
         remove(&unfinished)?;
         remove(&root)?;
         let written = Folder::make(unfinished.clone())
-            .and_then(|folder| write_tree(&folder, devices))
+            .and_then(|folder| write_tree(&folder, devices, has_counters))
             .and_then(|()| std::fs::rename(&unfinished, &root));
         if let Err(error) = written {
             let _ = remove(&unfinished);
             return Err(error);
         }
-        Ok(SysfsTree { root })
+        Ok(SysfsTree { root, has_counters })
     }
 
     /// A writer of the files of further devices.
     pub fn device_writer(&self) -> DeviceWriter {
         DeviceWriter {
             root: self.root.clone(),
+            has_counters: self.has_counters,
         }
     }
 
@@ -304,7 +341,7 @@ impl SysfsTree {
 
     /// Writes the GIDs of a device's port again.
     pub fn update_addresses(&self, device: &DeviceView) {
-        let port = Folder(port_folder(&self.root, &device.name));
+        let port = Folder(port_folder(&self.root, &device.name, device.instance));
         if let Err(error) = write_gids(&port, device) {
             tracing::warn!(device = %device.name, "{}: {error}", port.0.display());
         }
@@ -312,7 +349,7 @@ impl SysfsTree {
 
     /// Writes the state of a device's port again.
     pub fn update_link(&self, device: &DeviceView) {
-        let port = Folder(port_folder(&self.root, &device.name));
+        let port = Folder(port_folder(&self.root, &device.name, device.instance));
         if let Err(error) = write_link(&port, device) {
             tracing::warn!(device = %device.name, "{}: {error}", port.0.display());
         }
@@ -323,6 +360,7 @@ impl SysfsTree {
 #[derive(Clone)]
 pub struct DeviceWriter {
     root: PathBuf,
+    has_counters: bool,
 }
 
 impl DeviceWriter {
@@ -331,9 +369,10 @@ impl DeviceWriter {
     /// # Errors
     /// A file cannot be written; nothing is left of them.
     pub fn add_device(&self, index: usize, device: &DeviceView) -> io::Result<()> {
-        // The counters of an earlier device of this name may have been written last.
+        // Links that could not be removed with an earlier device.
         remove_device(&self.root, index, device)?;
-        let written = write_device(&Folder(self.root.clone()), index, device);
+        let root = Folder(self.root.clone());
+        let written = write_device(&root, index, device, self.has_counters);
         if written.is_err() {
             let _ = remove_device(&self.root, index, device);
         }
@@ -344,6 +383,7 @@ impl DeviceWriter {
 /// Counters of a device's port: the file, below the port's folder, and its value.
 pub struct PortCounters {
     device: String,
+    instance: u64,
     values: [(&'static str, u64); 17],
 }
 
@@ -368,6 +408,7 @@ impl PortCounters {
             + tcp.header_errors;
         PortCounters {
             device: device.name.clone(),
+            instance: device.instance,
             values: [
                 ("counters/port_rcv_data", tcp.in_bytes / OCTETS_PER_UNIT),
                 ("counters/port_xmit_data", tcp.out_bytes / OCTETS_PER_UNIT),
@@ -397,6 +438,16 @@ impl PortCounters {
     }
 }
 
+impl PortCounters {
+    /// Writes them into the folders of a port, each to `unfinished` first: programs read all files of a
+    /// folder of counters.
+    fn write(&self, port: &Path, unfinished: &Path) -> io::Result<()> {
+        self.values.iter().try_for_each(|(name, value)| {
+            write_readable(unfinished, &port.join(name), &value.to_string())
+        })
+    }
+}
+
 /// Writes the counters of devices into the tree.
 pub struct CounterWriter {
     root: PathBuf,
@@ -406,27 +457,13 @@ impl CounterWriter {
     /// Writes the counters. A reader sees the old value or the new one of each file.
     pub fn write(&self, ports: &[PortCounters]) {
         for port in ports {
-            if let Err(error) = self.write_port(port) {
+            let folder = port_folder(&self.root, &port.device, port.instance);
+            // The folder is missing if the device has been removed meanwhile.
+            let written = ignore_missing(port.write(&folder, &self.root.join(".counter.new")));
+            if let Err(error) = written {
                 tracing::warn!(device = %port.device, "counters cannot be written: {error}");
             }
         }
-    }
-
-    fn write_port(&self, port: &PortCounters) -> io::Result<()> {
-        let folder = Folder(port_folder(&self.root, &port.device));
-        if !folder.0.exists() {
-            // The device has been removed meanwhile.
-            return Ok(());
-        }
-        folder.folder("counters")?;
-        folder.folder("hw_counters")?;
-        // Programs read all files of a folder of counters, so the unfinished one is elsewhere.
-        let unfinished = self.root.join(".counter.new");
-        for (name, value) in port.values {
-            let path = folder.0.join(name);
-            write_readable(&unfinished, &path, &value.to_string())?;
-        }
-        Ok(())
     }
 }
 

@@ -16,11 +16,20 @@ use crate::worker::messages::{Command, PortStats, WorkerStats};
 pub(super) struct CounterFiles {
     interval: Duration,
     next_round: Instant,
-    /// Current round: its request, and the number of workers that have not answered.
-    round: Option<(CommandToken, usize)>,
+    round: Option<Round>,
     /// Dropped to end the thread.
     to_writer: Option<SyncSender<Vec<PortCounters>>>,
     writer: Option<JoinHandle<()>>,
+}
+
+/// A request for the counters of all workers.
+struct Round {
+    token: CommandToken,
+    /// Workers that have not answered.
+    left: usize,
+    /// The devices of the time of the request, by index: an answer may be from before a device was added with
+    /// the index of a deleted one.
+    instances: Vec<u64>,
 }
 
 impl Drop for CounterFiles {
@@ -63,12 +72,16 @@ impl CounterFiles {
     }
 
     /// Asks the workers for their counters if an update is due.
-    pub fn run(&mut self, workers: &mut WorkerSet) {
+    pub fn run(&mut self, workers: &mut WorkerSet, devices: &[DeviceView]) {
         let now = Instant::now();
         if self.round.is_none() && now >= self.next_round {
             self.next_round = now + self.interval;
             let token = workers.next_token(None);
-            self.round = Some((token, workers.worker_count()));
+            self.round = Some(Round {
+                token,
+                left: workers.worker_count(),
+                instances: devices.iter().map(|device| device.instance).collect(),
+            });
             workers.post_to_all(|| Command::Stats { token });
         }
     }
@@ -80,20 +93,23 @@ impl CounterFiles {
         stats: &[WorkerStats],
         devices: &[DeviceView],
     ) {
-        let Some((_, left)) = self.round.as_mut().filter(|round| round.0 == token) else {
+        let Some(round) = self.round.as_mut().filter(|round| round.token == token) else {
             return;
         };
-        *left = left.saturating_sub(1);
-        if *left > 0 {
+        round.left = round.left.saturating_sub(1);
+        if round.left > 0 {
             return;
         }
+        let instances = std::mem::take(&mut round.instances);
         self.round = None;
         let Some(to_writer) = &self.to_writer else {
             return;
         };
-        let devices = devices.iter().enumerate();
-        let devices = devices.filter(|(_, device)| !device.is_deleted);
-        let ports = devices.map(|(number, device)| {
+        let devices = devices.iter().zip(instances).enumerate();
+        // The files of a device that is gone keep its last counters: its workers forget them.
+        let counted = devices
+            .filter(|(_, (device, instance))| !device.is_gone && device.instance == *instance);
+        let ports = counted.map(|(number, (device, _))| {
             let sum = sum_of_device(stats, number);
             PortCounters::new(device, &sum)
         });

@@ -222,11 +222,9 @@ impl ControlThread {
             parts.map_arena.clone(),
             parts.closer,
         )?;
-        let sysfs = write_sysfs(&parts.socket, &devices.views);
-        let counter_files = match (
-            &sysfs,
-            parts.configuration.current().control.sysfs_interval(),
-        ) {
+        let interval = parts.configuration.current().control.sysfs_interval();
+        let sysfs = write_sysfs(&parts.socket, &devices.views, interval.is_some());
+        let counter_files = match (&sysfs, interval) {
             (Some(tree), Some(interval)) => {
                 Some(CounterFiles::start(tree.counter_writer(), interval)?)
             }
@@ -345,7 +343,7 @@ impl ControlThread {
                 watchdog.run(&mut self.context.workers);
             }
             if let Some(files) = &mut self.counter_files {
-                files.run(&mut self.context.workers);
+                files.run(&mut self.context.workers, &self.context.devices.views);
             }
             self.context.times.end_work("timers");
             if self
@@ -1209,8 +1207,12 @@ fn watch_routes(epoll: &Epoll, monitor: BorrowedFd<'_>) -> std::io::Result<()> {
 }
 
 /// Writes the sysfs-like files. Without them some programs find less, but siwd serves all clients.
-fn write_sysfs(socket: &BoundSocket, devices: &[DeviceView]) -> Option<SysfsTree> {
-    let written = SysfsTree::write(socket.path(), devices);
+fn write_sysfs(
+    socket: &BoundSocket,
+    devices: &[DeviceView],
+    has_counters: bool,
+) -> Option<SysfsTree> {
+    let written = SysfsTree::write(socket.path(), devices, has_counters);
     let warn =
         |error| tracing::warn!("cannot write the files for programs that read /sys: {error}");
     written.map_err(warn).ok()

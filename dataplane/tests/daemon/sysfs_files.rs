@@ -6,11 +6,14 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use siw::{SendData, SendWr, WcStatus};
 
+use super::device_changes::{SECOND_PAIR, add_again, second_pair};
 use crate::common::programs::{Program, is_installed};
-use crate::common::{Daemon, End, LOOPBACK, PATIENCE, pair};
+use crate::common::{Daemon, End, LOOPBACK, PATIENCE, StopOnDrop, pair, ping};
 
 fn tree(daemon: &Daemon) -> PathBuf {
     daemon.dir.path().join("siwd.sock.sysfs")
@@ -350,4 +353,59 @@ fn node_exporter_reports_what_was_sent() {
         assert_eq!(value, sent as f64, "{metric}");
     }
     assert!(metrics.contains("node_scrape_collector_success{collector=\"infiniband\"} 1"));
+}
+
+/// Reads a counter of a device's port again and again while the device is visible, and checks that it is there
+/// and does not fall. Returns the number of devices seen.
+fn watch_counter(link: &Path, name: &str, is_over: &AtomicBool) -> usize {
+    let (mut last, mut seen) = (PathBuf::new(), 0);
+    let mut highest = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok(folder) = link.canonicalize() else {
+            continue;
+        };
+        let Ok(text) = std::fs::read_to_string(folder.join("ports/1").join(name)) else {
+            let is_visible = link.canonicalize().is_ok_and(|now| now == folder);
+            assert!(!is_visible, "{} is there without {name}", folder.display());
+            continue;
+        };
+        let value: u64 = text.trim_end().parse().unwrap();
+        if folder != last {
+            (last, highest) = (folder, 0);
+            seen += 1;
+        }
+        assert!(value >= highest, "{name} fell from {highest} to {value}");
+        highest = value;
+    }
+    seen
+}
+
+/// prometheus-node-exporter reports no counters of any device while one has none.
+#[test]
+fn a_device_is_visible_with_its_counters_or_not_at_all() {
+    const ROUNDS: usize = 8;
+    const COUNTER: &str = "counters/unicast_rcv_packets";
+    let config = format!("{LOOPBACK}{SECOND_PAIR}[control]\nsysfs_counters_ms = 100\n");
+    let daemon = Daemon::start(&config, &[]);
+    let link = tree(&daemon).join("class/infiniband/siw2");
+    assert!(link.join("ports/1").join(COUNTER).exists(), "at the start");
+    let is_over = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let watch = scope.spawn(|| watch_counter(&link, COUNTER, &is_over));
+        let stop = StopOnDrop(&is_over);
+        for _ in 0..ROUNDS {
+            let (a, b) = second_pair(&daemon);
+            ping(&a, &b);
+            drop((a, b));
+            let start = Instant::now();
+            while counter(&daemon, "siw2", COUNTER) == 0 {
+                assert!(start.elapsed() < PATIENCE, "no new counters");
+                std::thread::yield_now();
+            }
+            add_again(&daemon, &["siw2", "siw3"]);
+        }
+        drop(stop);
+        watch.join().unwrap()
+    });
+    assert!(seen > ROUNDS / 2, "{seen} devices seen");
 }
