@@ -239,6 +239,12 @@ impl DriverTraits {
         value_of(devargs, "iface=").filter(|_| traits.needs == Needs::Interface)
     }
 
+    /// The kernel's interface that a virtual device creates.
+    pub fn created_interface_of(devargs: &str) -> Option<&str> {
+        let traits = DriverTraits::for_device(devargs);
+        value_of(devargs, "iface=").filter(|_| traits.needs == Needs::TunDevice)
+    }
+
     /// The Unix socket that a virtual device creates, by its devargs; `None` if it connects to its
     /// peer's.
     pub fn own_socket_of(devargs: &str) -> Option<&str> {

@@ -85,6 +85,7 @@ mod port_inner;
 mod probe;
 mod queue;
 mod ring_pair;
+mod tap_interface;
 mod thread;
 mod tsc;
 mod xdp_port;

@@ -5,6 +5,7 @@ use crate::packet_sender::{self, PacketSender};
 use crate::pci::is_pci_address;
 use crate::port_config::{NegotiatedOffloads, negotiate_offloads};
 use crate::port_inner::{NO_DPDK_PORT, PacketInterface, PairRings, PortInner, PortState};
+use crate::tap_interface::TapInterface;
 use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{
     DriverTraits, Eal, Error, Mempool, Offloads, PortCaps, PortConfig, PortInfo, Result, RxQueue,
@@ -39,6 +40,7 @@ impl Port {
         name: &str,
         rings: Option<Arc<PairRings>>,
         interface: Option<PacketInterface>,
+        tap: Option<TapInterface>,
     ) -> Result<Self> {
         let raw = raw_info(id, name)?;
         let traits = if rings.is_some() {
@@ -63,6 +65,7 @@ impl Port {
                 queues_out: AtomicUsize::new(0),
                 rings,
                 interface,
+                tap,
                 xdp: None,
                 state: Mutex::default(),
                 _eal: eal.clone(),
@@ -85,6 +88,7 @@ impl Port {
                 queues_out: AtomicUsize::new(0),
                 rings: None,
                 interface: None,
+                tap: None,
                 xdp: Some(xdp),
                 state: Mutex::default(),
                 _eal: eal.clone(),

@@ -3,6 +3,7 @@
 
 use crate::pci::{PciDevice, full_address, is_pci_address};
 use crate::port_inner::PortInner;
+use crate::tap_interface::TapInterface;
 use crate::{Error, Port, Result, error, log};
 use dpdk_sys as sys;
 use siw_xdp::XdpInterface;
@@ -64,8 +65,11 @@ impl Port {
         let events = unsafe { sys::siw_port_take_events(self.id()) };
         let is_gone = || is_pci_address(self.name()) && !PciDevice::is_present(self.name());
         let interface = self.inner().interface.as_ref();
-        let has_lost_interface =
-            || interface.is_some_and(|interface| !XdpInterface::exists(interface.index));
+        let tap = self.inner().tap.as_ref();
+        let has_lost_interface = || {
+            interface.is_some_and(|interface| !XdpInterface::exists(interface.index))
+                || tap.is_some_and(TapInterface::is_deleted)
+        };
         if events & sys::SIW_PORT_REMOVED != 0 || is_gone() || has_lost_interface() {
             Some(PortEvent::Removed)
         } else if events & sys::SIW_PORT_RESET != 0 {

@@ -1,5 +1,6 @@
 //! State of a port that its handles and queues share.
 
+use crate::tap_interface::TapInterface;
 use crate::xdp_port::XdpPort;
 use crate::{DriverTraits, Eal, Mempool, PortCaps, eal};
 use dpdk_sys as sys;
@@ -25,6 +26,8 @@ pub(crate) struct PortInner {
     pub rings: Option<Arc<PairRings>>,
     /// The existing interface of the kernel that the driver receives from.
     pub interface: Option<PacketInterface>,
+    /// The interface of the kernel that the driver has made.
+    pub tap: Option<TapInterface>,
     /// Set for a port that is not DPDK's; `id` is then invalid.
     pub(crate) xdp: Option<XdpPort>,
     pub state: Mutex<PortState>,

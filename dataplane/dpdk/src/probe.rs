@@ -3,6 +3,7 @@
 use crate::driver_traits::Rehearsal;
 use crate::pci::is_pci_address;
 use crate::port_inner::PacketInterface;
+use crate::tap_interface::TapInterface;
 use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{DriverTraits, Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;
@@ -103,7 +104,8 @@ fn attach_device(eal: &Eal, devargs: &str) -> Result<Port> {
         }),
         None => None,
     };
-    Port::from_port_id(eal, id, name, None, interface)
+    let tap = DriverTraits::created_interface_of(devargs).and_then(TapInterface::find_by_name);
+    Port::from_port_id(eal, id, name, None, interface, tap)
 }
 
 /// Checks that a driver accepts the devargs.

@@ -117,5 +117,6 @@ fn create_ring_port(
         &format!("net_ring_{name}"),
         Some(rings.clone()),
         None,
+        None,
     )
 }

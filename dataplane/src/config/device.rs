@@ -194,7 +194,7 @@ pub struct DeviceConfig {
     #[serde(default)]
     pub host_routes: bool,
     /// Open the device again when its interface is removed and one of the same name appears. Devices with
-    /// `af_xdp` and AF_PACKET devices have such an interface.
+    /// `af_xdp` and AF_PACKET devices have such an interface. The interface of a tap device is made again.
     #[serde(default = "default_reattach")]
     pub reattach: bool,
     /// `[device.mpa]`
@@ -313,6 +313,12 @@ impl DeviceConfig {
             }
             LinkSource::Pair(_) | LinkSource::Pci(_) => None,
         }
+    }
+
+    /// True if opening the device creates an interface of the kernel, which can be deleted.
+    pub fn creates_interface(&self) -> bool {
+        matches!(self.link_source(), LinkSource::Vdev(devargs)
+            if DriverTraits::created_interface_of(&devargs).is_some())
     }
 
     /// Links of this device that no other device can have, by their names in messages. Devices with

@@ -108,14 +108,7 @@ impl RunningDevice {
                 host_interface,
                 port: device.port,
                 claims,
-                returning: device
-                    .config
-                    .existing_interface()
-                    .filter(|_| device.config.reattach)
-                    .map(|name| ReturningInterface {
-                        name,
-                        report: report_return,
-                    }),
+                returning: returning_interface(&device.config),
             },
         })
     }
@@ -130,6 +123,16 @@ pub enum AddedDevice {
         /// Index of the removed device.
         device: usize,
     },
+}
+
+/// The interface with which a device comes back after its removal.
+fn returning_interface(config: &DeviceConfig) -> Option<ReturningInterface> {
+    let name = config.existing_interface();
+    let can_return = name.is_some() || config.creates_interface();
+    (can_return && config.reattach).then_some(ReturningInterface {
+        name,
+        report: report_return,
+    })
 }
 
 /// Report that the interface of a removed device is back.

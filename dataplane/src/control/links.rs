@@ -51,8 +51,8 @@ pub struct WatchedPort {
 
 /// An interface of the kernel whose device is opened again when the interface is back.
 pub(super) struct ReturningInterface {
-    /// Its name.
-    pub name: String,
+    /// Its name; `None`: opening the device makes it.
+    pub name: Option<String>,
     /// Builds the report that it is back, from the index of the removed device.
     pub report: fn(usize) -> HelperReport,
 }
@@ -413,8 +413,8 @@ impl WatchedDevice {
     }
 }
 
-/// Reports the interface of a removed device when it exists and is up, again and again until the sender of
-/// orders is gone.
+/// Reports the interface of a removed device when it exists and is up, or the device will make it, again and
+/// again until the sender of orders is gone.
 fn await_return(
     device: usize,
     interface: &ReturningInterface,
@@ -423,7 +423,11 @@ fn await_return(
 ) {
     let mut pause = RETURN_INTERVAL;
     loop {
-        if XdpInterface::find_by_name(&interface.name).is_ok_and(|found| found.is_up) {
+        let can_open = interface
+            .name
+            .as_deref()
+            .is_none_or(|name| XdpInterface::find_by_name(name).is_ok_and(|found| found.is_up));
+        if can_open {
             reporter.send((interface.report)(device));
             pause = (2 * pause).min(LONGEST_RETURN_PAUSE);
         } else {

@@ -147,3 +147,66 @@ fn a_device_without_reattach_stays_removed() {
         ns.wait_ping(siwd_address());
     }
 }
+
+const TAP: &str = "devargs = \"net_tap0,iface=siwtap0\"\nmac = \"02:00:00:77:00:01\"";
+
+/// Gives Linux an address on the interface of a tap, which appears some time after the call.
+fn use_tap(ns: &Netns) {
+    let start = Instant::now();
+    while !ns.ip("-o link show").contains("siwtap0") {
+        assert!(start.elapsed() < PATIENCE, "no interface");
+    }
+    ns.ip("link set siwtap0 up");
+    ns.address("siwtap0", "10.77.0.2/24");
+}
+
+/// The driver of a tap makes its interface, and does not notice its end.
+#[test]
+fn a_tap_makes_its_interface_again_after_its_deletion() {
+    skip_if!(lacks_network());
+    let ns = Netns::new();
+    let siwd = ns.siwd(&config(TAP, ""), &[]);
+    use_tap(&ns);
+    for _ in 0..3 {
+        ns.wait_ping(siwd_address());
+        let client = siwd.context();
+        let deleted = Instant::now();
+        ns.ip("link del siwtap0");
+        let event = client.get_async_event(Some(PATIENCE)).unwrap();
+        assert_eq!(event.kind, Some(DeviceFatal), "{event:?}");
+        use_tap(&ns);
+        println!("made again after {:?}", deleted.elapsed());
+    }
+    ns.wait_ping(siwd_address());
+    assert!(siwd.stop().success());
+}
+
+/// A program in another namespace uses the interface there.
+#[test]
+fn a_tap_works_on_when_its_interface_moves() {
+    skip_if!(lacks_network());
+    let (ns, other) = (Netns::new(), Netns::new());
+    let siwd = ns.siwd(&config(TAP, ""), &[]);
+    let client = siwd.context();
+    ns.give("siwtap0", &other);
+    other.ip("link set siwtap0 arp on");
+    other.address("siwtap0", "10.77.0.2/24");
+    other.wait_ping(siwd_address());
+    // Longer than the pause between two looks at the link.
+    while let Ok(event) = client.get_async_event(Some(Duration::from_millis(600))) {
+        assert!(
+            matches!(event.kind, Some(PortErr | PortActive)),
+            "{event:?}"
+        );
+    }
+    other.wait_ping(siwd_address());
+    assert!(siwd.stop().success());
+    // Without `reattach`, a deletion is reported, and that is all.
+    let siwd = ns.siwd(&config(TAP, "reattach = false"), &[]);
+    let client = siwd.context();
+    ns.ip("link del siwtap0");
+    let event = client.get_async_event(Some(PATIENCE)).unwrap();
+    assert_eq!(event.kind, Some(DeviceFatal), "{event:?}");
+    assert!(siwd.stop().success());
+    assert!(!ns.ip("-o link show").contains("siwtap0"));
+}
