@@ -5,6 +5,7 @@
 mod common;
 
 mod af_xdp;
+mod link_churn;
 mod links;
 mod path_mtu;
 mod properties;
