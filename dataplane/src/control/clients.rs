@@ -18,7 +18,7 @@ use super::helpers::{DisposalQueue, Helpers};
 use super::operators::Operators;
 use super::outbox::{self, Outbox};
 use super::peers::{PeerCredentials, SubordinateUsers, has_descriptors_waiting};
-use super::quotas::{self, Account, Quota};
+use super::quotas::{self, Quota};
 use super::refusal::Refusal;
 use super::replies::{Outcome, Served};
 use super::resources::{Client, Resources};
@@ -216,29 +216,31 @@ impl Acceptor {
         };
         let is_operator = self.operators.include(&peer);
         let uid = self.subordinates.user_of(peer.uid);
-        let mut account = Account::new(uid).with_reserve(is_operator);
+        let account = context.resources.ledger.open_account(uid, is_operator);
         let descriptors = CLIENT_DESCRIPTORS + context.workers.worker_count() as u64;
         let amounts = [
             (Quota::Clients, 1),
             (Quota::Descriptors, descriptors),
             (Quota::Memory, CLIENT_BUFFERS),
         ];
-        if let Err(over) = context.resources.ledger.charge(&mut account, &amounts) {
-            tracing::debug!(uid, "client refused: {over}");
-            let _ = conn.send_refusal(0, 0, libc::EUSERS, &over.to_string());
-            close_refused(&context.helpers, uid, conn);
-            return;
-        }
+        let charge = match context.resources.ledger.charge(&account, amounts) {
+            Ok(charge) => charge,
+            Err(over) => {
+                tracing::debug!(uid, "client refused: {over}");
+                let _ = conn.send_refusal(0, 0, libc::EUSERS, &over.to_string());
+                close_refused(&context.helpers, uid, conn);
+                return;
+            }
+        };
         let id = context.resources.next_client_id();
         let event = EpollEvent::new(EpollFlags::EPOLLIN, id.0);
         if let Err(error) = context.resources.epoll.add(conn.as_fd(), event) {
             tracing::warn!("cannot watch a client's socket: {error}");
-            context.resources.ledger.close(account);
             close_refused(&context.helpers, uid, conn);
             return;
         }
         conn.limit_send_buffer(REPLY_BYTES);
-        let client = Client::new(id, conn, peer, account, &context.resources.limits);
+        let client = Client::new(id, conn, peer, (account, charge), &context.resources.limits);
         tracing::debug!(
             client = id.0,
             pid = client.peer.pid,
@@ -288,9 +290,8 @@ impl Acceptor {
             .clamp(64, doorbell::MAX_CAPACITY);
         let len = doorbell::ring_len(capacity) * workers as usize;
         // The client can touch all of it, so all of it is charged.
-        context
-            .resources
-            .charge(id, &[(Quota::Memory, len as u64)])?;
+        let amounts = [(Quota::Memory, len as u64)];
+        let charge = context.resources.charge(id, amounts)?;
         let client = context.resources.client_mut(id)?;
         client.name = hello.name.to_text();
         let region = Arc::new(
@@ -346,7 +347,7 @@ impl Acceptor {
             .send_reply::<m::ClientHello>(seq, &reply, &fds)
             .map_err(Refusal::no_shared_memory)?;
         client.greeted = true;
-        client.doorbells = Some(region);
+        client.doorbells = Some(charge.of(region));
         let token = context.resources.next_outbox_token(id, None);
         let client = context.resources.client_mut(id)?;
         let budget = client.events_waiting.clone();

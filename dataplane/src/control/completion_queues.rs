@@ -15,7 +15,7 @@ use siw_shm::{CqGeometry, CqProducer};
 
 use super::context::Context;
 use super::pending::AfterBarrier;
-use super::quotas::{Quota, channel_amounts};
+use super::quotas::{Charged, Quota, channel_amounts};
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
 use super::resources::{ClientChannel, CompletionQueue, Resources};
@@ -27,14 +27,8 @@ use crate::worker::messages::Command;
 const COMPLETION_CHANNEL: [(Quota, u64); 3] = channel_amounts(EVENT_STREAM_BYTES);
 
 pub(super) fn create_channel(resources: &mut Resources, id: ClientId, seq: u32) -> Outcome {
-    resources.charge(id, &COMPLETION_CHANNEL)?;
-    let (write, read) = match siw_shm::control::event_stream() {
-        Ok(ends) => ends,
-        Err(error) => {
-            resources.release(id, &COMPLETION_CHANNEL);
-            return Err(Refusal::no_shared_memory(error));
-        }
-    };
+    let charge = resources.charge(id, COMPLETION_CHANNEL)?;
+    let (write, read) = siw_shm::control::event_stream().map_err(Refusal::no_shared_memory)?;
     let client = resources.client_mut(id)?;
     let channel = CompletionChannelId(client.next_number());
     let reply = m::IdReply {
@@ -43,9 +37,8 @@ pub(super) fn create_channel(resources: &mut Resources, id: ClientId, seq: u32) 
     };
     send_reply_with_fds::<m::CreateChannel>(client, seq, &reply, &[read.as_fd()])?;
     let writer: Arc<OwnedFd> = Arc::new(write);
-    client
-        .channels
-        .insert(channel, ClientChannel { writer, cqs: 0 });
+    let made = charge.of(ClientChannel { writer, cqs: 0 });
+    client.channels.insert(channel, made);
     Ok(Served::Replied)
 }
 
@@ -64,9 +57,7 @@ pub(super) fn destroy_channel(
         return Err(Refusal::in_use("completion channel", found.cqs));
     }
     client.channels.remove(&channel);
-    let outcome = send_reply::<m::DestroyChannel>(client, seq, &EMPTY);
-    resources.release(id, &COMPLETION_CHANNEL);
-    outcome
+    send_reply::<m::DestroyChannel>(client, seq, &EMPTY)
 }
 
 pub(super) fn cq_geometry(context: &Context, cqe: u32) -> Result<CqGeometry, Refusal> {
@@ -103,13 +94,9 @@ pub(super) fn create_cq(
         ),
     };
     let resources = &mut context.resources;
-    resources.charge(id, &[(Quota::CompletionQueues, 1)])?;
-    let made = resources
-        .alloc_queue(id, geometry.len)
-        .and_then(|mem| Ok((mem, CqId(resources.cqs.allocate_number()?))));
-    let (mem, number) = made.inspect_err(|_| {
-        resources.release(id, &[(Quota::CompletionQueues, 1)]);
-    })?;
+    let charge = resources.charge(id, [(Quota::CompletionQueues, 1)])?;
+    let mem = resources.alloc_queue(id, geometry.len)?;
+    let number = CqId(resources.cqs.allocate_number()?);
     for worker in 0..workers {
         let producer = CqProducer::new(mem.region.clone(), mem.offset, geometry, worker)
             .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
@@ -133,13 +120,13 @@ pub(super) fn create_cq(
     send_reply_with_fds::<m::CreateCq>(client, seq, &reply, fd.as_slice())?;
     client.cqs.insert(
         number,
-        CompletionQueue {
+        charge.of(CompletionQueue {
             mem,
             entries: geometry.entries,
             old: None,
             channel: channel_id,
             qps: 0,
-        },
+        }),
     );
     Ok(Served::Replied)
 }
@@ -164,7 +151,7 @@ pub(super) fn free_cq(resources: &mut Resources, id: ClientId, seq: u32, cq: CqI
     let Some(client) = resources.clients.get_mut(&id) else {
         return;
     };
-    if let Some(queue) = client.cqs.remove(&cq) {
+    if let Some((queue, _charge)) = client.cqs.remove(&cq).map(Charged::split) {
         if let Some(ch) = queue
             .channel
             .and_then(|channel| client.channels.get_mut(&channel))
@@ -178,7 +165,6 @@ pub(super) fn free_cq(resources: &mut Resources, id: ClientId, seq: u32, cq: CqI
     }
     let _ = client.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
     resources.cqs.release_number(cq.0);
-    resources.release(id, &[(Quota::CompletionQueues, 1)]);
 }
 
 pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::ResizeCq) -> Outcome {

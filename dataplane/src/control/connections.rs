@@ -20,7 +20,7 @@ use super::cm;
 use super::context::Context;
 use super::devices::{LocalScope, is_link_local, is_on_network, no_route, socket_addr};
 use super::listening::{
-    ClientListener, ConnectRequests, Listeners, WaitingRequest, listener_amounts, port_in_use,
+    ClientListener, ConnectRequests, Listeners, WaitingRequest, claim_amounts, port_in_use,
 };
 use super::outbox::{self, Outbox};
 use super::pairing::{self, Pairing};
@@ -92,7 +92,6 @@ impl Connections {
             .ok_or_else(|| Refusal::no_such("CM channel", channel.0))?;
         let outcome = send_reply::<m::DestroyCmChannel>(client, seq, &EMPTY);
         resources.outboxes.remove(&outbox.epoll_token());
-        resources.release(id, &CM_CHANNEL);
         outcome
     }
 
@@ -224,9 +223,8 @@ impl Connections {
             request.addr.port,
             reuse,
         )?;
-        context
-            .resources
-            .charge(id, &listener_amounts(&port_claims))?;
+        let amounts = claim_amounts(1, &port_claims);
+        let charge = context.resources.charge(id, amounts)?;
         let binding = self.listeners.next_number();
         let bound = ClientListener {
             client: id,
@@ -243,6 +241,7 @@ impl Connections {
             waiting: 0,
             overflow_logged: false,
             port_claims,
+            charges: vec![charge],
         };
         self.listeners.insert(binding, bound);
         let reply = m::ListenReply {
@@ -301,13 +300,12 @@ impl Connections {
             return Err(Refusal::no_such("CM channel", request.cm_channel));
         }
         let user = client.account.uid();
-        let listener = if request.binding == 0 {
-            context
-                .resources
-                .charge(id, &listener_amounts(&port_claims))?;
-            self.listeners.next_number()
+        let (listener, mut charges) = if request.binding == 0 {
+            let amounts = claim_amounts(1, &port_claims);
+            let charge = context.resources.charge(id, amounts)?;
+            (self.listeners.next_number(), vec![charge])
         } else {
-            binding
+            (binding, Vec::new())
         };
         let backlog = request.backlog.clamp(1, MAX_BACKLOG);
         let mut bound = request.addr;
@@ -316,11 +314,12 @@ impl Connections {
         }
         bound.port = port;
         let reuse = false;
-        let removed = match request.binding {
-            0 => None,
-            _ => self.listeners.remove(binding),
-        };
-        let port_claims = removed.map_or(port_claims, |removed| removed.port_claims);
+        let mut port_claims = port_claims;
+        if request.binding != 0
+            && let Some(bound) = self.listeners.remove(binding)
+        {
+            (port_claims, charges) = (bound.port_claims, bound.charges);
+        }
         let entry = ClientListener {
             client: id,
             cm_channel,
@@ -336,6 +335,7 @@ impl Connections {
             waiting: 0,
             overflow_logged: false,
             port_claims,
+            charges,
         };
         for &device in &entry.devices {
             entry.listen_on(context, listener, user, device);
@@ -400,14 +400,12 @@ impl Connections {
             return Err(Refusal::no_such("listener", listener.0));
         }
         let keep_requests = request.flags & m::UNLISTEN_KEEP_REQUESTS != 0;
-        if let Some(removed) = self.remove_listener(&mut context.workers, listener, keep_requests) {
-            context.resources.release(id, &removed.amounts());
-        }
+        drop(self.remove_listener(&mut context.workers, listener, keep_requests));
         send_reply::<m::Unlisten>(context.resources.client_mut(id)?, seq, &EMPTY)
     }
 
     /// Removes a listener or binding, and its pending requests unless `keep_requests`. Dropping the
-    /// result returns the port to the kernel.
+    /// result returns the port to the kernel, and the charge.
     pub(super) fn remove_listener(
         &mut self,
         workers: &mut WorkerSet,
@@ -540,13 +538,15 @@ impl Connections {
                 .claim_against_kernel(&[device], listener.scope, listener.port)
                 .map_err(Refusal::from)
                 .and_then(|claims| {
-                    let descriptors = claims.iter().map(PortClaim::descriptors).sum();
-                    let amount = [(Quota::Descriptors, descriptors)];
-                    context.resources.charge(listener.client, &amount)?;
-                    Ok(claims)
+                    let amounts = claim_amounts(0, &claims);
+                    let charge = context.resources.charge(listener.client, amounts)?;
+                    Ok((claims, charge))
                 });
             match claims {
-                Ok(claims) => listener.port_claims.extend(claims),
+                Ok((claims, charge)) => {
+                    listener.port_claims.extend(claims);
+                    listener.charges.push(charge);
+                }
                 Err(error) => {
                     let why = error.reason();
                     tracing::warn!(device, listener = number.0, "does not listen here: {why}");
@@ -605,14 +605,8 @@ pub(super) fn create_cm_channel(
     seq: u32,
     flags: u64,
 ) -> Outcome {
-    resources.charge(id, &CM_CHANNEL)?;
-    let (ours, theirs) = match ControlSocket::new_pair() {
-        Ok(ends) => ends,
-        Err(error) => {
-            resources.release(id, &CM_CHANNEL);
-            return Err(Refusal::no_shared_memory(error));
-        }
-    };
+    let charge = resources.charge(id, CM_CHANNEL)?;
+    let (ours, theirs) = ControlSocket::new_pair().map_err(Refusal::no_shared_memory)?;
     let client = resources.client_mut(id)?;
     let channel = CmChannelId(client.next_number());
     let reply = m::IdReply {
@@ -625,7 +619,7 @@ pub(super) fn create_cm_channel(
     let version = client.conn.agreed_version();
     let mut outbox = Outbox::new(ours, token, version, client.events_waiting.clone());
     outbox.flags = flags;
-    client.cm_channels.insert(channel, outbox);
+    client.cm_channels.insert(channel, charge.of(outbox));
     Ok(Served::Replied)
 }
 
@@ -810,18 +804,18 @@ pub(super) fn start_resolution(
         let why = format!("{MAX_RESOLUTIONS} address resolutions are in progress: wait for one");
         return Err(Refusal::new(libc::ENOBUFS, why));
     }
-    context.resources.charge(id, &RESOLUTION)?;
+    let charge = context.resources.charge(id, RESOLUTION)?;
     let client = context.resources.client_mut(id)?;
     let resolution = ResolutionId(client.next_number());
     client.resolutions.insert(
         resolution,
-        ClientResolution {
+        charge.of(ClientResolution {
             worker,
             device,
             cm_channel,
             cookie: request.cookie,
             peer: request.dst,
-        },
+        }),
     );
     let command = ResolutionRequest {
         client: id,
@@ -854,7 +848,6 @@ pub(super) fn end_resolution(
         let client = id;
         let command = Command::EndResolution { client, resolution };
         context.workers.post_command(ended.worker, command);
-        context.resources.release(id, &RESOLUTION);
     }
     send_reply::<m::EndResolution>(context.resources.client_mut(id)?, seq, &EMPTY)
 }
@@ -870,7 +863,6 @@ pub(super) fn on_resolved(
     let Some(ended) = client.and_then(|client| client.resolutions.remove(&resolution)) else {
         return;
     };
-    resources.release(id, &RESOLUTION);
     let mut event = match outcome {
         Ok(local) => {
             let mut event = CmEventMessage::new(CmEventKind::AddressResolved);
@@ -954,7 +946,8 @@ pub(super) fn on_connect_failed(
             qp.state = QpState::Idle;
         }
     }
-    context.resources.forget_connection(id, qpn);
+    // It is charged again if it tries again.
+    qp.connection = None;
     if pairing::on_pair_failed(context, id, qpn, &failure) {
         return;
     }

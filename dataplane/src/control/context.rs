@@ -6,7 +6,6 @@ use super::devices::Devices;
 use super::ends::ConnectionEnd;
 use super::helpers::{DisposalQueue, Helpers};
 use super::quotas::Quota;
-use super::reports::HelperReport;
 use super::resources::Resources;
 use super::turn_times::TurnTimes;
 use super::workers::WorkerSet;
@@ -65,21 +64,13 @@ impl Context {
             return;
         };
         for region in client.queues.take_long_regions() {
-            let amounts = vec![
+            let amounts = [
                 (Quota::Memory, region.len() as u64),
                 (Quota::Descriptors, 1),
             ];
-            for (quota, amount) in &amounts {
-                let account = &mut client.account;
-                self.resources.ledger.add(account, *quota, *amount);
-            }
-            let report = HelperReport::Released {
-                client: id,
-                token: self.workers.next_token(Some(id)),
-                amounts,
-            };
+            let region = client.account.hold(amounts).of(region);
             let queue = DisposalQueue::Memory(client.account.uid());
-            self.helpers.dispose(queue, Box::new(region), Some(report));
+            self.helpers.dispose(queue, Box::new(region), None);
         }
     }
 }

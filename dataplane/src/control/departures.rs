@@ -15,7 +15,7 @@ use super::memory::Memory;
 use super::outbox::Outbox;
 use super::peers::has_descriptors_waiting;
 use super::pending::PendingReply;
-use super::quotas::Quota;
+use super::quotas::{Charge, Charged, Quota};
 use super::regions::MemoryRegion;
 use super::reports::HelperReport;
 use super::resources::{
@@ -27,8 +27,6 @@ use crate::ids::{
 };
 use crate::worker::messages::Command;
 
-/// The objects of a client with fewer queue pairs than this are freed directly.
-const FEW_QUEUE_PAIRS: u64 = 1024;
 /// The objects of a client with fewer descriptors than this are freed directly.
 const FEW_DESCRIPTORS: u64 = 256;
 /// Number of regions that wait until no worker can access them, above which no more of departed clients
@@ -49,6 +47,8 @@ pub(super) struct DepartingClient {
     pub slow_to_close: bool,
     /// Grace period of the last memory key that was removed.
     pub last_key: Option<Retired>,
+    /// Charge of the removed memory keys, whose memory is in use until the last grace period ends.
+    pub keys: Option<Charge<2>>,
     /// Why it has departed: it "closed its socket".
     pub why: String,
     /// Its entries in tables of all clients that are not removed yet.
@@ -80,9 +80,17 @@ impl DepartingClient {
         waits: &mut usize,
     ) {
         for _ in 0..ENTRIES_AT_ONCE {
-            let Some(entry) = self.next_entry(keys, *waits) else {
+            let Some(mut entry) = self.next_entry(keys, *waits) else {
                 return;
             };
+            if let DepartingEntry::Key(_, charge) = &mut entry
+                && let Some(charge) = charge.take()
+            {
+                match &mut self.keys {
+                    Some(keys) => keys.absorb(charge),
+                    None => self.keys = Some(charge),
+                }
+            }
             let why = &self.why;
             if let Some(removed) = remove_entry(context, connections, keys, entry, why) {
                 self.last_key = Some(removed);
@@ -131,22 +139,23 @@ impl DepartingClient {
 pub(super) struct DepartingEntries {
     requests: vec::IntoIter<ConnectRequestId>,
     listeners: vec::IntoIter<CmListenerId>,
-    cm_channels: btree_map::IntoValues<CmChannelId, Outbox>,
-    mws: btree_map::IntoKeys<Stag, MemoryWindow>,
-    mrs: btree_map::IntoIter<Stag, MemoryRegion>,
-    qps: btree_map::IntoIter<Qpn, ClientQp>,
-    departing_qps: btree_map::IntoIter<Qpn, ClientQp>,
-    cqs: btree_map::IntoIter<CqId, CompletionQueue>,
-    srqs: btree_map::IntoIter<SrqId, ClientSrq>,
-    pds: btree_map::IntoIter<PdId, ProtectionDomain>,
+    cm_channels: btree_map::IntoValues<CmChannelId, Charged<Outbox, 3>>,
+    mws: btree_map::IntoIter<Stag, Charged<MemoryWindow, 2>>,
+    mrs: btree_map::IntoIter<Stag, Charged<MemoryRegion, 2>>,
+    qps: btree_map::IntoIter<Qpn, Charged<ClientQp>>,
+    departing_qps: btree_map::IntoIter<Qpn, Charged<ClientQp>>,
+    cqs: btree_map::IntoIter<CqId, Charged<CompletionQueue>>,
+    srqs: btree_map::IntoIter<SrqId, Charged<ClientSrq>>,
+    pds: btree_map::IntoIter<PdId, Charged<ProtectionDomain>>,
 }
 
 /// An entry of a table of all clients.
 pub(super) enum DepartingEntry {
     Request(ConnectRequestId),
     Listener(CmListenerId),
-    CmChannel(Outbox),
-    Key(Stag),
+    CmChannel(Charged<Outbox, 3>),
+    /// With its charge, which lasts longer.
+    Key(Stag, Option<Charge<2>>),
     QueuePair(Qpn),
     CompletionQueue(CqId),
     SharedReceiveQueue(SrqId),
@@ -162,7 +171,7 @@ impl DepartingEntries {
             requests: requests.into_iter(),
             listeners: listeners.into_iter(),
             cm_channels: std::mem::take(&mut client.cm_channels).into_values(),
-            mws: std::mem::take(&mut client.mws).into_keys(),
+            mws: std::mem::take(&mut client.mws).into_iter(),
             mrs: std::mem::take(&mut client.mrs).into_iter(),
             qps: std::mem::take(&mut client.qps).into_iter(),
             departing_qps: std::mem::take(&mut client.departing_qps).into_iter(),
@@ -182,9 +191,11 @@ impl DepartingEntries {
 
     /// Next entry that workers may use until they have passed the client's barrier.
     pub fn next_key(&mut self) -> Option<DepartingEntry> {
-        let key = self.mws.next();
-        if let Some(key) = key.or_else(|| Some(self.mrs.next()?.0)) {
-            return Some(DepartingEntry::Key(key));
+        if let Some((key, window)) = self.mws.next() {
+            return Some(DepartingEntry::Key(key, Some(window.split().1)));
+        }
+        if let Some((key, region)) = self.mrs.next() {
+            return Some(DepartingEntry::Key(key, Some(region.split().1)));
         }
         let qp = self.qps.next().or_else(|| self.departing_qps.next());
         qp.map(|(qpn, _)| DepartingEntry::QueuePair(qpn))
@@ -281,6 +292,7 @@ impl Departures {
             entries,
             why: why.to_owned(),
             last_key,
+            keys: None,
             client,
             token,
             left,
@@ -430,7 +442,7 @@ fn remove_entry(
         DepartingEntry::CmChannel(outbox) => {
             context.resources.outboxes.remove(&outbox.epoll_token());
         }
-        DepartingEntry::Key(key) => return keys.remove(key),
+        DepartingEntry::Key(key, _) => return keys.remove(key),
         DepartingEntry::QueuePair(qpn) => {
             let reason = format!("its client {why}");
             context.resources.forget_qp(qpn, &reason);
@@ -446,24 +458,22 @@ fn remove_entry(
 /// it.
 fn free_client(context: &mut Context, departing: DepartingClient) {
     let client = departing.client;
-    let account = client.account.clone();
+    let uid = client.account.uid();
     let is_small = client.account.amount(Quota::Memory) <= LONG_MEMORY
-        && client.account.amount(Quota::QueuePairs) < FEW_QUEUE_PAIRS
         && client.account.amount(Quota::Descriptors) < FEW_DESCRIPTORS
         // The last descriptor of a file frees all its pages, however little of it was mapped.
         && client.arenas.values().all(|arena| !arena.origin.is_imported() && arena.external.is_none());
     if is_small && !departing.slow_to_close {
         drop((client, departing.entries));
-        context.resources.ledger.close(account);
         return;
     }
     let (queue, socket) = if departing.slow_to_close {
         let socket = client.conn.as_fd().try_clone_to_owned();
-        (DisposalQueue::Descriptors(account.uid()), socket.ok())
+        (DisposalQueue::Descriptors(uid), socket.ok())
     } else {
-        (DisposalQueue::Memory(account.uid()), None)
+        (DisposalQueue::Memory(uid), None)
     };
-    let report = HelperReport::ClientGone { account };
+    let report = HelperReport::ClientGone;
     let what = Box::new((client, departing.entries));
     context
         .helpers

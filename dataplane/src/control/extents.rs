@@ -14,11 +14,11 @@ use super::context::Context;
 use super::heap;
 use super::helpers::{FilePart, FileSource, MemoryOrder, MemorySource};
 use super::memory::{
-    Memory, add_arena, add_region, arena_amounts, check_access, own_arena, own_pages,
+    Memory, add_arena, add_region, arena_amounts, check_access, key_amounts, own_arena, own_pages,
 };
 use super::peers::PeerCredentials;
 use super::pending::{DeferredRequest, PendingReply};
-use super::quotas::Quota;
+use super::quotas::{Charge, Quota};
 use super::refusal::Refusal;
 use super::regions::{ArenaOrigin, ClientProcess, MemoryRegion, RegionExtents};
 use super::replies::{EMPTY, Outcome, Served, send_reply};
@@ -67,14 +67,10 @@ impl Memory {
             return Err(too_many_extents());
         }
         let heap = (extents.len() * heap::EXTENT + request.reason.to_text().len()) as u64;
-        resources.charge(id, &[(Quota::Heap, heap)])?;
-        let release = |resources: &mut Resources| resources.release(id, &[(Quota::Heap, heap)]);
+        let charge = resources.charge(id, key_amounts(heap))?;
         let client = resources.client_mut(id)?;
-        let checked = check_extents(client, request, &extents);
-        let (memory, parts) = checked.inspect_err(|_| release(resources))?;
-        let stag = self.insert_key(resources, id, memory);
-        let stag = stag.inspect_err(|_| release(resources))?;
-        let client = resources.client_mut(id)?;
+        let (memory, parts) = check_extents(client, request, &extents)?;
+        let stag = self.insert_key(memory)?;
         tracing::debug!(
             client = id.0,
             lkey = stag.0,
@@ -88,8 +84,7 @@ impl Memory {
         );
         let mut region = MemoryRegion::in_arena(PdId(request.pd), ArenaId(extents[0].arena));
         region.extents = Some(Box::new(parts));
-        region.heap = heap;
-        add_region(client, stag, region);
+        add_region(client, stag, charge.of(region));
         let reply = m::MrReply {
             lkey: stag.0,
             rkey: stag.0,
@@ -144,10 +139,14 @@ impl Memory {
             context.helpers.close(uid, fd);
             return Err(untrusted());
         }
-        if let Err(refusal) = context.resources.charge(id, &arena_amounts(request.len)) {
-            context.helpers.close(uid, fd);
-            return Err(refusal);
-        }
+        let amounts = arena_amounts(request.len, 0);
+        let charge = match context.resources.charge(id, amounts) {
+            Ok(charge) => charge,
+            Err(refusal) => {
+                context.helpers.close(uid, fd);
+                return Err(refusal);
+            }
+        };
         // Keeps the file until a helper closes it where the import fails.
         let last = fd.try_clone();
         let part = FilePart {
@@ -159,7 +158,7 @@ impl Memory {
             len: request.len,
             is_writable: request.writable != 0,
         };
-        let imported = self.import_part(context, id, seq, part, ArenaOrigin::Imported);
+        let imported = self.import_part(context, id, seq, part, (ArenaOrigin::Imported, charge));
         if let (Err(_), Ok(last)) = (&imported, last) {
             context.helpers.close(uid, last);
         }
@@ -188,21 +187,20 @@ impl Memory {
             len: request.len,
             is_writable: request.writable != 0,
         };
-        let amounts = arena_amounts(request.len);
-        context.resources.charge(id, &amounts)?;
-        self.import_part(context, id, seq, part, ArenaOrigin::OwnFile)
+        let amounts = arena_amounts(request.len, 0);
+        let charge = context.resources.charge(id, amounts)?;
+        self.import_part(context, id, seq, part, (ArenaOrigin::OwnFile, charge))
     }
 
-    /// Maps a part of a file, which has been charged.
+    /// Maps a part of a file.
     fn import_part(
         &self,
         context: &mut Context,
         id: ClientId,
         seq: u32,
         part: FilePart,
-        origin: ArenaOrigin,
+        (origin, charge): (ArenaOrigin, Charge<4>),
     ) -> Outcome {
-        let len = part.len;
         // Mapping memory for NICs pins all of its pages.
         if self.ports_use_dma {
             let token = context.workers.next_token(Some(id));
@@ -213,12 +211,12 @@ impl Memory {
             });
             return Ok(Served::Deferred(PendingReply::MakeArena {
                 token,
-                len,
+                charge,
                 origin,
             }));
         }
         let made = part.map(id, &*self.map_arena);
-        add_arena(&mut context.resources, id, seq, len, origin, made)
+        add_arena(&mut context.resources, id, seq, charge, origin, made)
     }
 
     /// Receives an import, the only request with a descriptor.
@@ -315,13 +313,12 @@ pub(super) fn add_extents(
 }
 
 fn import_process(resources: &mut Resources, id: ClientId, seq: u32, fd: OwnedFd) -> Outcome {
-    resources.charge(id, &[(Quota::Descriptors, 1)])?;
+    let charge = resources.charge(id, [(Quota::Descriptors, 1)])?;
     let client = resources.client_mut(id)?;
     let number = ArenaId(client.next_number());
     let memory = Arc::new(ProcessMemory::new(fd));
-    client
-        .processes
-        .insert(number, ClientProcess { memory, mrs: 0 });
+    let process = charge.of(ClientProcess { memory, mrs: 0 });
+    client.processes.insert(number, process);
     let reply = m::IdReply {
         id: number.0,
         reserved: 0,

@@ -15,7 +15,7 @@ use super::helpers::Helpers;
 use super::listening::ClientListener;
 use super::outbox::Outbox;
 use super::pair_schedule::PairAttempt;
-use super::quotas::{Ledger, Quota};
+use super::quotas::{ACCOUNT, Charge, Charged, Ledger, Quota};
 use super::regions::{ClientArena, MemoryRegion};
 use super::resources::{
     Client, ClientQp, ClientSrq, CompletionQueue, MemoryWindow, ProtectionDomain,
@@ -52,42 +52,46 @@ pub fn heap_of_one(quota: Quota, workers: u64) -> u64 {
     let workers = workers as usize;
     let bytes = match quota {
         Quota::Clients => {
-            map_entry::<ClientId, Client>() + 2 * MAX_PACKET + workers * WORKER_CLIENT
+            map_entry::<ClientId, Client>() + ACCOUNT + 2 * MAX_PACKET + workers * WORKER_CLIENT
         }
         Quota::QueuePairs => {
-            map_entry::<Qpn, ClientQp>()
+            map_entry::<Qpn, Charged<ClientQp>>()
                 + map_entry::<Qpn, ClientId>()
                 + map_entry::<Qpn, Recording>()
                 + size_of::<PairAttempt>()
                 + WORKER_QP
         }
         Quota::SharedReceiveQueues => {
-            map_entry::<SrqId, ClientSrq>()
+            map_entry::<SrqId, Charged<ClientSrq>>()
                 + boxed::<Arc<SrqRing>>()
                 + workers * (boxed::<WorkerSrq>() + map_entry::<SrqId, WorkerSrq>())
         }
         Quota::CompletionQueues => {
-            map_entry::<CqId, CompletionQueue>()
+            map_entry::<CqId, Charged<CompletionQueue>>()
                 + workers * (boxed::<WorkerCq>() + map_entry::<CqId, WorkerCq>())
         }
-        Quota::ProtectionDomains => map_entry::<PdId, ProtectionDomain>() + ALLOCATION,
+        Quota::ProtectionDomains => map_entry::<PdId, Charged<ProtectionDomain>>() + ALLOCATION,
         Quota::MemoryKeys => {
             boxed::<RegisteredMemory>()
-                + map_entry::<PdId, MemoryRegion>().max(map_entry::<PdId, MemoryWindow>())
+                + map_entry::<PdId, Charged<MemoryRegion, 2>>()
+                    .max(map_entry::<PdId, Charged<MemoryWindow, 2>>())
         }
         Quota::Descriptors => {
             boxed::<SharedMemory>()
-                + map_entry::<ArenaId, ClientArena>()
+                + map_entry::<ArenaId, Charged<ClientArena, 4>>()
                 + map_entry::<FileId, ArenaFile>()
                 + ALLOCATION
         }
         Quota::Listeners => {
             map_entry::<CmListenerId, ClientListener>()
+                + boxed::<[Charge<2>; 4]>()
                 + boxed::<[CmListenerId; 4]>()
                 + map_entry::<CmListenerId, ()>()
                 + workers * WORKER_LISTENER
         }
-        Quota::EventChannels => map_entry::<u64, Outbox>() + map_entry::<u64, (ClientId, u64)>(),
+        Quota::EventChannels => {
+            map_entry::<u64, Charged<Outbox, 3>>() + map_entry::<u64, (ClientId, u64)>()
+        }
         // A charge of heap is a charge of memory, byte by byte.
         Quota::Heap => 1,
         Quota::Memory | Quota::HugeMemory | Quota::Connections | Quota::NicArenas => 0,

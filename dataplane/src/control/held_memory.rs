@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use siw_shm::SharedMemory;
 
-use super::quotas::Quota;
+use super::quotas::Charged;
 use super::regions::ClientArena;
 use crate::ids::CommandToken;
 
@@ -20,8 +20,8 @@ struct HeldRegion {
     region: Arc<SharedMemory>,
 }
 
-/// An arena freed by its client, with the amounts to release.
-pub(super) type FreedArena = (ClientArena, Vec<(Quota, u64)>);
+/// An arena freed by its client.
+pub(super) type FreedArena = Charged<ClientArena, 4>;
 
 /// One client's memory that frames in ports refer to.
 #[derive(Default)]
@@ -60,7 +60,7 @@ impl HeldMemory {
 
     /// Keeps an arena freed by its client if frames refer to it; otherwise returns it.
     pub(super) fn keep(&mut self, arena: FreedArena) -> Option<FreedArena> {
-        if self.is_held(&arena.0.region) {
+        if self.is_held(&arena.region) {
             self.freed.push(arena);
             return None;
         }
@@ -69,7 +69,7 @@ impl HeldMemory {
 
     /// Memory of the arenas that are kept.
     pub(super) fn kept_regions(&self) -> impl Iterator<Item = &Arc<SharedMemory>> {
-        self.freed.iter().map(|(arena, _)| &arena.region)
+        self.freed.iter().map(|arena| &arena.region)
     }
 
     /// A worker's ports have freed all frames: returns the arenas to release now, or `None` if the
@@ -88,7 +88,7 @@ impl HeldMemory {
         let freed = std::mem::take(&mut self.freed);
         let (kept, gone) = freed
             .into_iter()
-            .partition(|(arena, _)| self.is_held(&arena.region));
+            .partition(|arena| self.is_held(&arena.region));
         self.freed = kept;
         Some(gone)
     }
@@ -97,6 +97,8 @@ impl HeldMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::memory::arena_amounts;
+    use crate::control::quotas::tests::account;
     use crate::control::regions::ArenaOrigin;
 
     fn new_token(number: u64) -> CommandToken {
@@ -112,7 +114,7 @@ mod tests {
             external: None,
             origin: ArenaOrigin::Allocated,
         };
-        (arena, vec![(Quota::Memory, 4096)])
+        account().hold(arena_amounts(4096, 0)).of(arena)
     }
 
     #[test]
@@ -132,7 +134,7 @@ mod tests {
         }
         let gone = held.on_released(new_token(2)).unwrap();
         assert_eq!(gone.len(), 1);
-        assert!(Arc::ptr_eq(&gone[0].0.region, &memory));
+        assert!(Arc::ptr_eq(&gone[0].region, &memory));
         assert!(held.on_released(new_token(2)).is_none());
         drop(gone);
         assert_eq!(Arc::strong_count(&memory), 1);

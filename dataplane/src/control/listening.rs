@@ -10,7 +10,7 @@ use siw_shm::control::messages as m;
 
 use super::context::Context;
 use super::devices::{Devices, LocalScope};
-use super::quotas::Quota;
+use super::quotas::{Charge, Quota};
 use super::refusal::Refusal;
 use crate::host_ports::{ClaimError, PortClaim};
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId};
@@ -49,6 +49,8 @@ pub struct ClientListener {
     pub overflow_logged: bool,
     /// Claims of the port in the kernel, on devices that share addresses with it.
     pub port_claims: Vec<PortClaim>,
+    /// Its charge, and those of the claims on devices that were added later.
+    pub charges: Vec<Charge<2>>,
 }
 
 impl ClientListener {
@@ -78,17 +80,15 @@ impl ClientListener {
             }
         }
     }
-
-    /// Quota amounts of this listener.
-    pub fn amounts(&self) -> [(Quota, u64); 2] {
-        listener_amounts(&self.port_claims)
-    }
 }
 
-/// Quota amounts of a listener or binding with these claims.
-pub fn listener_amounts(port_claims: &[PortClaim]) -> [(Quota, u64); 2] {
+/// Quota amounts of `listeners` listeners or bindings, and of these claims.
+pub fn claim_amounts(listeners: u64, port_claims: &[PortClaim]) -> [(Quota, u64); 2] {
     let descriptors = port_claims.iter().map(PortClaim::descriptors).sum();
-    [(Quota::Listeners, 1), (Quota::Descriptors, descriptors)]
+    [
+        (Quota::Listeners, listeners),
+        (Quota::Descriptors, descriptors),
+    ]
 }
 
 /// All listeners, by number, by port and by client.
@@ -424,6 +424,7 @@ mod tests {
             waiting: 0,
             overflow_logged: false,
             port_claims: Vec::new(),
+            charges: Vec::new(),
         }
     }
 

@@ -13,7 +13,7 @@ use siw_shm::shared_memory::{PAGE, PageSize, SharedMemory};
 use super::context::Context;
 use super::helpers::{self, DisposalQueue, LONG_MEMORY, MapArena, MemoryOrder, MemorySource};
 use super::pending::{DeferredRequest, PendingReply, QuiescentReply};
-use super::quotas::Quota;
+use super::quotas::{Charge, Charged, Quota};
 use super::refusal::Refusal;
 use super::regions::{ArenaOrigin, ClientArena, MemoryRegion};
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
@@ -28,13 +28,20 @@ const REGIONS_AT_ONCE: usize = 8;
 /// Waiting requests that a turn looks at in vain.
 const REQUESTS_IN_VAIN: usize = 64;
 
-/// Quota amounts of an arena.
-pub(super) fn arena_amounts(len: u64) -> [(Quota, u64); 3] {
+/// Quota amounts of an arena of `len` bytes, `huge_len` of them in the daemon's hugepages.
+pub(super) fn arena_amounts(len: u64, huge_len: u64) -> [(Quota, u64); 4] {
     [
         (Quota::Memory, len),
         (Quota::Descriptors, 1),
         (Quota::NicArenas, 1),
+        (Quota::HugeMemory, huge_len),
     ]
+}
+
+/// Quota amounts of a memory key, with the heap that it needs in addition to that of every key.
+/// Regions and windows share this quota.
+pub(super) fn key_amounts(heap: u64) -> [(Quota, u64); 2] {
+    [(Quota::Heap, heap), (Quota::MemoryKeys, 1)]
 }
 
 /// Registration of memory: the keys, and the rules for memory on this host.
@@ -67,7 +74,7 @@ impl Memory {
             .filter(|len| *len > 0)
             .ok_or_else(|| Refusal::new(libc::EINVAL, "the length of the arena is invalid"))?;
         let huge = request.huge != 0 && context.resources.hugepages;
-        context.resources.charge(id, &arena_amounts(len as u64))?;
+        let charge = context.resources.charge(id, arena_amounts(len as u64, 0))?;
         let pages = context.resources.choose_pages(id, len as u64, huge);
         let takes_long = pages == PageSize::TryHuge && len as u64 > LONG_MEMORY;
         if takes_long || self.ports_use_dma {
@@ -79,7 +86,7 @@ impl Memory {
             });
             return Ok(Served::Deferred(PendingReply::MakeArena {
                 token,
-                len: len as u64,
+                charge,
                 origin: ArenaOrigin::Allocated,
             }));
         }
@@ -92,7 +99,7 @@ impl Memory {
             &mut context.resources,
             id,
             seq,
-            len as u64,
+            charge,
             ArenaOrigin::Allocated,
             made,
         )
@@ -117,30 +124,18 @@ impl Memory {
             return Err(Refusal::in_use("arena", found.mrs));
         }
         let len = found.region.len() as u64;
-        let mut amounts = arena_amounts(len).to_vec();
-        if found.region.is_huge() && !found.origin.is_imported() {
-            amounts.push((Quota::HugeMemory, len));
-        }
         let removed = client.arenas.remove(&arena);
-        let removed = removed.map(|arena| (arena, amounts));
-        let Some((removed, amounts)) = removed.and_then(|arena| client.held_memory.keep(arena))
-        else {
+        let Some(removed) = removed.and_then(|arena| client.held_memory.keep(arena)) else {
             return send_reply::<m::FreeArena>(client, seq, &EMPTY);
         };
         // The last descriptor of an imported file frees all its pages, however little of it was mapped.
         if len <= LONG_MEMORY && !self.ports_use_dma && !removed.origin.is_imported() {
             drop(removed);
-            context.resources.release(id, &amounts);
-            let client = context.resources.client_mut(id)?;
             return send_reply::<m::FreeArena>(client, seq, &EMPTY);
         }
+        let queue = DisposalQueue::Memory(client.account.uid());
         let token = context.workers.next_token(Some(id));
-        let report = HelperReport::Released {
-            client: id,
-            token,
-            amounts,
-        };
-        let queue = DisposalQueue::Memory(context.resources.client_mut(id)?.account.uid());
+        let report = HelperReport::ArenaFreed { client: id, token };
         context
             .helpers
             .dispose(queue, Box::new(removed), Some(report));
@@ -157,13 +152,11 @@ impl Memory {
         let client = resources.client_mut(id)?;
         let mr = check_registration(client, request)?;
         own_arena(client, ArenaId(request.arena))?;
-        let stag = self.insert_key(resources, id, mr)?;
+        let charge = resources.charge(id, key_amounts(0))?;
+        let stag = self.insert_key(mr)?;
         let client = resources.client_mut(id)?;
-        add_region(
-            client,
-            stag,
-            MemoryRegion::in_arena(PdId(request.pd), ArenaId(request.arena)),
-        );
+        let region = MemoryRegion::in_arena(PdId(request.pd), ArenaId(request.arena));
+        add_region(client, stag, charge.of(region));
         let reply = m::MrReply {
             lkey: stag.0,
             rkey: stag.0,
@@ -171,8 +164,8 @@ impl Memory {
         send_reply::<m::RegMr>(client, seq, &reply)
     }
 
-    /// Deregisters and registers anew, as ibv_rereg_mr(3) specifies: the old self.keys become invalid
-    /// for ever. An invalid request leaves the region unchanged.
+    /// Deregisters and registers anew, as ibv_rereg_mr(3) specifies: the old keys become invalid for
+    /// ever. An invalid request leaves the region unchanged.
     pub(super) fn rereg_mr(
         &mut self,
         context: &mut Context,
@@ -235,17 +228,17 @@ impl Memory {
             .keys
             .deregister(Stag(request.lkey))
             .map_err(dereg_refusal)?;
-        remove_region(client, Stag(request.lkey));
-        context.resources.release(id, &[(Quota::MemoryKeys, 1)]);
-        let stag = self.insert_key(&mut context.resources, id, mr)?;
-        let client = context.resources.client_mut(id)?;
+        let charge = remove_region(client, Stag(request.lkey));
+        let stag = self.insert_key(mr)?;
         let region = MemoryRegion::in_arena(PdId(new.pd), ArenaId(new.arena));
-        add_region(client, stag, region);
+        if let Some(charge) = charge {
+            add_region(client, stag, charge.of(region));
+        }
         let then = QuiescentReply::Rereg { lkey: stag };
         Ok(self.await_quiescent_key(context, id, ticket, regions, then))
     }
 
-    /// Changes the access rights of a region of the application's own memory. The self.keys stay the
+    /// Changes the access rights of a region of the application's own memory. The keys stay the
     /// same, so peers that know them are not affected.
     fn change_access(
         &mut self,
@@ -327,18 +320,10 @@ impl Memory {
         })
     }
 
-    /// Inserts a key and charges it to its client: regions and windows share this quota.
-    pub(super) fn insert_key(
-        &self,
-        resources: &mut Resources,
-        id: ClientId,
-        memory: RegisteredMemory,
-    ) -> Result<Stag, Refusal> {
-        resources.charge(id, &[(Quota::MemoryKeys, 1)])?;
-        self.keys.insert(memory).map_err(|error| {
-            resources.release(id, &[(Quota::MemoryKeys, 1)]);
-            Refusal::new(libc::ENOMEM, error.to_string())
-        })
+    /// Inserts a key, which is charged already.
+    pub(super) fn insert_key(&self, memory: RegisteredMemory) -> Result<Stag, Refusal> {
+        let inserted = self.keys.insert(memory);
+        inserted.map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))
     }
 
     /// Frees memory regions that no worker can access, and answers the requests that wait for one.
@@ -388,11 +373,13 @@ impl Memory {
 }
 
 pub(super) fn alloc_pd(resources: &mut Resources, id: ClientId, seq: u32) -> Outcome {
-    resources.charge(id, &[(Quota::ProtectionDomains, 1)])?;
+    let charge = resources.charge(id, [(Quota::ProtectionDomains, 1)])?;
     // Unique among all clients, because keys are checked against it.
     let pd = PdId(resources.pds.allocate_number()?);
     let client = resources.client_mut(id)?;
-    client.pds.insert(pd, ProtectionDomain { users: 0 });
+    client
+        .pds
+        .insert(pd, charge.of(ProtectionDomain { users: 0 }));
     let reply = m::IdReply {
         id: pd.0,
         reserved: 0,
@@ -412,20 +399,18 @@ pub(super) fn dealloc_pd(resources: &mut Resources, id: ClientId, seq: u32, pd: 
     client.pds.remove(&pd);
     let outcome = send_reply::<m::DeallocPd>(client, seq, &EMPTY);
     resources.pds.release_number(pd.0);
-    resources.release(id, &[(Quota::ProtectionDomains, 1)]);
     outcome
 }
 
-/// Adds a new arena, or an imported file, to its client and replies. It was charged as `len` bytes.
+/// Adds a new arena, or an imported file, to its client and replies.
 pub(super) fn add_arena(
     resources: &mut Resources,
     id: ClientId,
     seq: u32,
-    len: u64,
+    mut charge: Charge<4>,
     origin: ArenaOrigin,
     made: Result<MadeArena, Refusal>,
 ) -> Outcome {
-    let made = made.inspect_err(|_| resources.release(id, &arena_amounts(len)));
     let (region, external) = made?;
     let peer = resources.client_mut(id)?.peer;
     let listed = (!origin.is_imported()).then(|| resources.arena_files.list(&region, peer));
@@ -439,7 +424,7 @@ pub(super) fn add_arena(
         external,
     };
     if origin.is_imported() {
-        client.arenas.insert(arena, entry);
+        client.arenas.insert(arena, charge.of(entry));
         let (id, reserved) = (arena.0, 0);
         let reply = m::IdReply { id, reserved };
         return match origin {
@@ -457,13 +442,9 @@ pub(super) fn add_arena(
         .memfd()
         .ok_or_else(|| Refusal::new(libc::ENOMEM, "shared memory has no descriptor"))?;
     send_reply_with_fds::<m::AllocArena>(client, seq, &reply, &[fd])?;
-    client.arenas.insert(arena, entry);
     // Hugepages are allocated whole, so the arena may be larger than charged.
-    if let Some(client) = resources.clients.get_mut(&id) {
-        let (account, ledger) = (&mut client.account, &mut resources.ledger);
-        ledger.add(account, Quota::Memory, real_len.saturating_sub(len));
-        ledger.add(account, Quota::HugeMemory, if huge { real_len } else { 0 });
-    }
+    charge.set(arena_amounts(real_len, if huge { real_len } else { 0 }));
+    client.arenas.insert(arena, charge.of(entry));
     Ok(Served::Replied)
 }
 
@@ -479,19 +460,19 @@ pub(super) fn finish_arena(
         client.take_waiting(|what| match what {
             PendingReply::MakeArena {
                 token: of,
-                len,
+                charge,
                 origin,
-            } if of == token => Ok((len, origin)),
+            } if of == token => Ok((charge, origin)),
             other => Err(other),
         })
     });
-    let Some((seq, (len, origin))) = waiting else {
+    let Some((seq, (charge, origin))) = waiting else {
         // The user is unknown: the client has left. Its memory is fresh, and freed as fast as any.
         let queue = DisposalQueue::Memory(u32::MAX);
         context.helpers.dispose(queue, Box::new(made), None);
         return;
     };
-    let added = add_arena(&mut context.resources, id, seq, len, origin, made);
+    let added = add_arena(&mut context.resources, id, seq, charge, origin, made);
     if let (Err(refusal), Some(client)) = (added, context.resources.clients.get(&id)) {
         refusal.send(&client.conn, origin.message_kind(), seq);
     }
@@ -530,18 +511,9 @@ pub(super) fn finish_quiescent_key(resources: &mut Resources, id: ClientId) {
         return;
     };
     client.held_memory.hold(token, left, regions);
-    if !matches!(then, QuiescentReply::Rereg { .. }) {
-        let account = &mut client.account;
-        resources.ledger.release(account, Quota::MemoryKeys, 1);
-    }
-    if let QuiescentReply::Dereg { lkey } = then {
-        let heap = client.mrs.get(&lkey).map_or(0, |region| region.heap);
-        let account = &mut client.account;
-        resources.ledger.release(account, Quota::Heap, heap);
-    }
     let _ = match then {
         QuiescentReply::Dereg { lkey } => {
-            remove_region(client, lkey);
+            drop(remove_region(client, lkey));
             client.conn.send_reply::<m::DeregMr>(seq, &EMPTY, &[])
         }
         QuiescentReply::Rereg { lkey } => {
@@ -551,7 +523,9 @@ pub(super) fn finish_quiescent_key(resources: &mut Resources, id: ClientId) {
             };
             client.conn.send_reply::<m::ReregMr>(seq, &reply, &[])
         }
-        QuiescentReply::DeallocMw => client.conn.send_reply::<m::DeallocMw>(seq, &EMPTY, &[]),
+        QuiescentReply::DeallocMw(_charge) => {
+            client.conn.send_reply::<m::DeallocMw>(seq, &EMPTY, &[])
+        }
     };
     resources.answered.push(id);
 }
@@ -570,8 +544,7 @@ fn free_process(resources: &mut Resources, id: ClientId, seq: u32, arena: ArenaI
         return Err(Refusal::in_use("address space", users));
     }
     client.processes.remove(&arena);
-    resources.release(id, &[(Quota::Descriptors, 1)]);
-    send_reply::<m::FreeArena>(resources.client_mut(id)?, seq, &EMPTY)
+    send_reply::<m::FreeArena>(client, seq, &EMPTY)
 }
 
 /// A worker's ports have not freed in time the frames that a request waits for.
@@ -623,24 +596,16 @@ pub(super) fn on_held_released(context: &mut Context, token: CommandToken) -> bo
     let Some(gone) = client.held_memory.on_released(token) else {
         return false;
     };
-    let (id, uid) = (client.id, client.account.uid());
-    for (arena, amounts) in gone {
-        let token = context.workers.next_token(Some(id));
-        let report = HelperReport::Released {
-            client: id,
-            token,
-            amounts,
-        };
-        context
-            .helpers
-            .dispose(DisposalQueue::Memory(uid), Box::new(arena), Some(report));
+    let queue = DisposalQueue::Memory(client.account.uid());
+    for arena in gone {
+        context.helpers.dispose(queue, Box::new(arena), None);
     }
     true
 }
 
 /// Shared memory behind a registration, which NICs may read.
 fn regions_of(client: &Client, lkey: Stag) -> Vec<Arc<SharedMemory>> {
-    let arenas = client.mrs.get(&lkey).map(MemoryRegion::arenas);
+    let arenas = client.mrs.get(&lkey).map(|region| region.arenas());
     let arenas = arenas.unwrap_or_default().iter();
     arenas
         .filter_map(|arena| client.arenas.get(arena))
@@ -708,7 +673,10 @@ fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredM
 
 /// [`own_pages`] of an arena by its number, if there is one.
 pub(super) fn own_arena(client: &Client, arena: ArenaId) -> Result<(), Refusal> {
-    client.arenas.get(&arena).map_or(Ok(()), own_pages)
+    client
+        .arenas
+        .get(&arena)
+        .map_or(Ok(()), |arena| own_pages(arena))
 }
 
 /// Keeps a client from freeing pages of an arena, which it has mapped, before workers access it. Pages
@@ -740,7 +708,7 @@ fn permits(client: &Client, lkey: Stag, added: Access) -> bool {
 }
 
 /// Adds a region to the client's objects.
-pub(super) fn add_region(client: &mut Client, key: Stag, mut region: MemoryRegion) {
+pub(super) fn add_region(client: &mut Client, key: Stag, mut region: Charged<MemoryRegion, 2>) {
     if let Some(extents) = &mut region.extents {
         client.registered.add(extents);
     }
@@ -748,14 +716,15 @@ pub(super) fn add_region(client: &mut Client, key: Stag, mut region: MemoryRegio
     client.mrs.insert(key, region);
 }
 
-fn remove_region(client: &mut Client, lkey: Stag) {
-    if let Some(region) = client.mrs.remove(&lkey) {
-        if let Some(extents) = &region.extents {
-            client.registered.remove(extents);
-        }
-        client.count_users(&region, |count| *count -= 1);
-        if let Some(list) = region.list {
-            client.queues.free(list);
-        }
+/// Removes a region from the client's objects; returns its charge.
+fn remove_region(client: &mut Client, lkey: Stag) -> Option<Charge<2>> {
+    let (region, charge) = client.mrs.remove(&lkey)?.split();
+    if let Some(extents) = &region.extents {
+        client.registered.remove(extents);
     }
+    client.count_users(&region, |count| *count -= 1);
+    if let Some(list) = region.list {
+        client.queues.free(list);
+    }
+    Some(charge)
 }

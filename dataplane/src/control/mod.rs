@@ -1099,15 +1099,9 @@ impl ControlThread {
                     device_changes.on_opened(context, parts, *opened);
                 }
                 HelperReport::HeapReturned => self.free_heap.on_returned(),
-                HelperReport::ClientGone { account } => {
-                    self.context.resources.ledger.close(account);
-                }
-                HelperReport::Released {
-                    client,
-                    token,
-                    amounts,
-                } => {
-                    self.context.resources.release(client, &amounts);
+                // Its free heap may be returned.
+                HelperReport::ClientGone => {}
+                HelperReport::ArenaFreed { client, token } => {
                     self.departures.forget_helper(client, token);
                     memory::finish_free_arena(&mut self.context.resources, client, token);
                 }

@@ -6,6 +6,7 @@ use siw_memory::{Retired, Stag};
 use siw_shm::control::messages::ModifySrq;
 use siw_shm::{CqGeometry, SharedMemory};
 
+use super::quotas::Charge;
 use super::regions::ArenaOrigin;
 use crate::ids::{CommandToken, CqId, Qpn, SrqId};
 
@@ -35,10 +36,10 @@ pub(super) enum PendingReply {
         regions: Vec<Arc<SharedMemory>>,
         then: QuiescentReply,
     },
-    /// A helper makes or maps the arena, charged as `len` bytes.
+    /// A helper makes or maps the arena.
     MakeArena {
         token: CommandToken,
-        len: u64,
+        charge: Charge<4>,
         origin: ArenaOrigin,
     },
     /// A helper frees the arena.
@@ -98,7 +99,8 @@ pub(super) enum QuiescentReply {
     Rereg {
         lkey: Stag,
     },
-    DeallocMw,
+    /// With the charge of the window.
+    DeallocMw(Charge<2>),
 }
 
 /// A request without a reply so far, and the sequence number of its reply.

@@ -17,7 +17,6 @@ use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
 use super::resources::{Client, ClientQp, QpPhase, Resources, denied_access};
 use crate::config::LimitsConfig;
-use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CommandToken, CqId, PdId, Qpn, SrqId};
 use crate::worker::messages::{Command, ModifyTarget, QpInfo};
 
@@ -88,13 +87,9 @@ pub(super) fn create_qp(
             ));
         }
     }
-    resources.charge(id, &[(Quota::QueuePairs, 1)])?;
-    let made = resources
-        .alloc_queue(id, geometry.len)
-        .and_then(|mem| Ok((mem, Qpn(resources.qpns.allocate_number()?))));
-    let (mem, qpn) = made.inspect_err(|_| {
-        resources.release(id, &[(Quota::QueuePairs, 1)]);
-    })?;
+    let charge = resources.charge(id, [(Quota::QueuePairs, 1)])?;
+    let mem = resources.alloc_queue(id, geometry.len)?;
+    let qpn = Qpn(resources.qpns.allocate_number()?);
     resources.qp_owners.insert(qpn, id);
     let client = resources.client_mut(id)?;
     if let Some(srq) = srq_id.and_then(|srq| client.srqs.get_mut(&srq)) {
@@ -125,7 +120,7 @@ pub(super) fn create_qp(
     send_reply_with_fds::<m::CreateQp>(client, seq, &reply, fd.as_slice())?;
     client.qps.insert(
         qpn,
-        ClientQp {
+        charge.of(ClientQp {
             attr: QpInitAttr {
                 qpn: qpn.0,
                 pd: request.pd,
@@ -134,7 +129,6 @@ pub(super) fn create_qp(
                 sq_sig_all: request.sq_sig_all != 0,
                 denied_access: Access::NONE,
             },
-            counts_as_connection: false,
             geometry,
             mem,
             send_cq,
@@ -156,9 +150,9 @@ pub(super) fn create_qp(
             waits_for_receives: false,
             final_send: request.final_send,
             is_recorded: false,
-            port_claim: PortClaim::default(),
+            connection: None,
             most_connections: 0,
-        },
+        }),
     );
     resources.begin_recording(id, qpn);
     Ok(Served::Replied)
@@ -359,15 +353,12 @@ pub(super) fn finish_reset(resources: &mut Resources, id: ClientId, qpn: Qpn) ->
     };
     if let Some(qp) = client.qps.get_mut(&qpn) {
         let _ = clear_queues(qp);
+        qp.connection = None;
         qp.phase = QpPhase::Detached;
         qp.state = m::QpState::Idle;
         (qp.worker, qp.ird, qp.ord) = (0, 0, 0);
         (qp.local, qp.peer) = (m::Addr::NONE, m::Addr::NONE);
     }
-    resources.forget_connection(id, qpn);
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return true;
-    };
     if let Ok(reply) = qp_state_reply(client, qpn, None) {
         let _ = client.conn.send_reply::<m::ModifyQp>(seq, &reply, &[]);
     }

@@ -1,9 +1,9 @@
 //! Resource quotas: of each client, of each user (the uid of the process that connected), and of
 //! all clients together.
 //!
-//! A resource is charged to the client's account before it is allocated, and released when it is
-//! freed. The account of a departed client is closed only when the last of its memory is freed, so
-//! that a reconnect cannot exceed the limits.
+//! A resource is charged to the client's account before it is allocated. The [`Charge`] goes with the
+//! resource, and gives itself back when it is dropped: for memory that a helper frees, in the helper's
+//! thread. So a client that reconnects cannot exceed the limits with memory that is still to be freed.
 //!
 //! The daemon's own memory (heap) for a client's objects is part of the client's memory: each unit
 //! of a quota is charged with the heap that it needs (`heap`), and whatever varies in
@@ -14,6 +14,9 @@
 //! which the worker checks.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
 
@@ -284,33 +287,99 @@ impl From<OverQuota> for Refusal {
     }
 }
 
-/// Resources held by one client.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Account {
-    uid: u32,
-    is_operator: bool,
-    held: Amounts,
+/// Amounts that a client, a user or all clients hold. Only the control thread adds to them, so that its
+/// checks hold; every thread may subtract, because helpers free memory of clients.
+#[derive(Debug, Default)]
+struct Sums([AtomicU64; KINDS]);
+
+impl Sums {
+    fn get(&self, quota: Quota) -> u64 {
+        // Pairs with the Release of a subtraction: what it accounted for is freed.
+        self.0[quota as usize].load(Ordering::Acquire)
+    }
+
+    fn is_empty(&self) -> bool {
+        Quota::ALL.iter().all(|quota| self.get(*quota) == 0)
+    }
+
+    fn change(&self, kind: usize, from: u64, to: u64) {
+        if to >= from {
+            self.0[kind].fetch_add(to - from, Ordering::Relaxed);
+        } else {
+            self.0[kind].fetch_sub(from - to, Ordering::Release);
+        }
+    }
 }
 
+/// What all clients hold, and the heap of one unit of each quota.
+#[derive(Debug)]
+struct Totals {
+    sums: Sums,
+    heap_of_one: Amounts,
+    /// Bytes of heap that were released since the start.
+    released_heap: AtomicU64,
+}
+
+impl Totals {
+    /// Sums of these amounts, with the heap that they need.
+    fn with_heap(&self, amounts: &[(Quota, u64)]) -> Amounts {
+        let mut totals: Amounts = [0; KINDS];
+        let mut add = |quota: Quota, amount: u64| {
+            let total = &mut totals[quota as usize];
+            *total = total.saturating_add(amount);
+        };
+        for (quota, amount) in amounts {
+            add(*quota, *amount);
+            let heap = self.heap_of_one[*quota as usize].saturating_mul(*amount);
+            add(Quota::Memory, heap);
+            if *quota != Quota::Heap {
+                add(Quota::Heap, heap);
+            }
+        }
+        totals
+    }
+}
+
+/// What a client holds, in the three scopes.
+#[derive(Debug)]
+struct Held {
+    uid: u32,
+    of_client: Sums,
+    of_user: Arc<Sums>,
+    of_all: Arc<Totals>,
+}
+
+impl Held {
+    /// Changes a charge from one list of amounts to another.
+    fn change(&self, from: &[(Quota, u64)], to: &[(Quota, u64)]) {
+        let (from, to) = (self.of_all.with_heap(from), self.of_all.with_heap(to));
+        for (kind, (from, to)) in from.into_iter().zip(to).enumerate() {
+            if from != to {
+                for sums in [&self.of_client, &self.of_user, &self.of_all.sums] {
+                    sums.change(kind, from, to);
+                }
+            }
+        }
+        let heap = Quota::Heap as usize;
+        let released = from[heap].saturating_sub(to[heap]);
+        self.of_all
+            .released_heap
+            .fetch_add(released, Ordering::Relaxed);
+    }
+}
+
+/// Account of one client.
+#[derive(Debug)]
+pub struct Account {
+    held: Arc<Held>,
+    is_operator: bool,
+}
+
+/// Heap of an account.
+pub(super) const ACCOUNT: usize = size_of::<Held>() + size_of::<Sums>();
+
 impl Account {
-    /// Creates the account of a client without resources.
-    pub fn new(uid: u32) -> Account {
-        Account {
-            uid,
-            is_operator: false,
-            held: [0; KINDS],
-        }
-    }
-
-    /// Gives an operator's client the reserve.
-    pub fn with_reserve(self, is_operator: bool) -> Account {
-        Account {
-            is_operator,
-            ..self
-        }
-    }
-
-    /// Changes whether the client is an operator's.
+    /// Changes whether the client is an operator's, which may use the reserve.
     pub fn set_operator(&mut self, is_operator: bool) {
         self.is_operator = is_operator;
     }
@@ -322,12 +391,91 @@ impl Account {
 
     /// User id of the process that connected.
     pub fn uid(&self) -> u32 {
-        self.uid
+        self.held.uid
     }
 
     /// Amount of a resource held by the client.
     pub fn amount(&self, quota: Quota) -> u64 {
-        self.held[quota as usize]
+        self.held.of_client.get(quota)
+    }
+
+    /// Charges what exists already, regardless of the limits.
+    pub fn hold<const N: usize>(&self, amounts: [(Quota, u64); N]) -> Charge<N> {
+        self.held.change(&[], &amounts);
+        Charge {
+            held: self.held.clone(),
+            amounts,
+        }
+    }
+}
+
+/// Amounts charged to an account, which gets them back when this value is dropped, by any thread.
+#[derive(Debug)]
+#[must_use = "the account gets the amounts back when this is dropped"]
+pub struct Charge<const N: usize> {
+    held: Arc<Held>,
+    amounts: [(Quota, u64); N],
+}
+
+impl<const N: usize> Charge<N> {
+    /// Changes the amounts to those of what exists, regardless of the limits.
+    pub fn set(&mut self, amounts: [(Quota, u64); N]) {
+        if self.amounts != amounts {
+            self.held.change(&self.amounts, &amounts);
+            self.amounts = amounts;
+        }
+    }
+
+    /// Adds the amounts of another charge of the same account and kinds.
+    pub fn absorb(&mut self, other: Charge<N>) {
+        let mut sums = self.amounts;
+        for (sum, more) in sums.iter_mut().zip(&other.amounts) {
+            debug_assert_eq!(sum.0, more.0);
+            sum.1 = sum.1.saturating_add(more.1);
+        }
+        self.set(sums);
+    }
+
+    /// Binds the charge to the value that it was made for.
+    pub fn of<T>(self, value: T) -> Charged<T, N> {
+        Charged {
+            value,
+            charge: self,
+        }
+    }
+}
+
+impl<const N: usize> Drop for Charge<N> {
+    fn drop(&mut self) {
+        self.held.change(&self.amounts, &[]);
+    }
+}
+
+/// A value and its charge, which ends after the value.
+#[derive(Debug)]
+pub struct Charged<T, const N: usize = 1> {
+    value: T,
+    charge: Charge<N>,
+}
+
+impl<T, const N: usize> Charged<T, N> {
+    /// Separates the value from its charge.
+    pub fn split(self) -> (T, Charge<N>) {
+        (self.value, self.charge)
+    }
+}
+
+impl<T, const N: usize> Deref for Charged<T, N> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T, const N: usize> DerefMut for Charged<T, N> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
     }
 }
 
@@ -345,20 +493,26 @@ fn share_of(all: u64, of_user: u64) -> u64 {
 #[derive(Debug)]
 pub struct Ledger {
     limits: QuotaLimits,
-    users: HashMap<u32, Amounts>,
-    all: Amounts,
-    /// Bytes of heap that were released since the start.
-    released_heap: u64,
+    /// Those that hold something, and some that do no more.
+    users: HashMap<u32, Arc<Sums>>,
+    all: Arc<Totals>,
 }
+
+/// Minimum number of users of which those without accounts are removed.
+const FEW_USERS: usize = 64;
 
 impl Ledger {
     /// Creates an empty ledger.
     pub fn new(limits: QuotaLimits) -> Ledger {
+        let all = Totals {
+            sums: Sums::default(),
+            heap_of_one: limits.heap_of_one,
+            released_heap: AtomicU64::new(0),
+        };
         Ledger {
             limits,
             users: HashMap::new(),
-            all: [0; KINDS],
-            released_heap: 0,
+            all: Arc::new(all),
         }
     }
 
@@ -367,22 +521,21 @@ impl Ledger {
         self.limits = limits;
     }
 
-    /// Sums of these amounts, with the heap that they need.
-    fn totals(&self, amounts: &[(Quota, u64)]) -> Amounts {
-        let mut totals: Amounts = [0; KINDS];
-        let mut add = |quota: Quota, amount: u64| {
-            let total = &mut totals[quota as usize];
-            *total = total.saturating_add(amount);
-        };
-        for (quota, amount) in amounts {
-            add(*quota, *amount);
-            let heap = self.limits.heap_of_one[*quota as usize].saturating_mul(*amount);
-            add(Quota::Memory, heap);
-            if *quota != Quota::Heap {
-                add(Quota::Heap, heap);
-            }
+    /// Opens the account of a client without resources.
+    pub fn open_account(&mut self, uid: u32, is_operator: bool) -> Account {
+        if self.users.len() == self.users.capacity() && self.users.len() >= FEW_USERS {
+            self.users.retain(|_, sums| Arc::strong_count(sums) > 1);
         }
-        totals
+        let held = Held {
+            uid,
+            of_client: Sums::default(),
+            of_user: self.users.entry(uid).or_default().clone(),
+            of_all: self.all.clone(),
+        };
+        Account {
+            held: Arc::new(held),
+            is_operator,
+        }
     }
 
     /// Checks that `amount` more stays within the limits.
@@ -394,7 +547,7 @@ impl Ledger {
     }
 
     fn check_all(&self, account: &Account, amounts: &[(Quota, u64)]) -> Result<(), OverQuota> {
-        let totals = self.totals(amounts);
+        let totals = self.all.with_heap(amounts);
         // The named quotas first: their limits tell the client more than that of memory.
         let named = amounts.iter().map(|(quota, _)| *quota);
         for quota in named.chain([Quota::Memory]) {
@@ -408,7 +561,8 @@ impl Ledger {
             return Ok(());
         }
         let kind = quota as usize;
-        let of_user = self.users.get(&account.uid).map_or(0, |held| held[kind]);
+        let held = &account.held;
+        let (of_user, of_all) = (held.of_user.get(quota), held.of_all.sums.get(quota));
         let all = self.limits.of_all[kind];
         let of_user_after = of_user.saturating_add(amount);
         let (unreserved, scope) = match account.is_operator || all == UNLIMITED {
@@ -417,17 +571,17 @@ impl Ledger {
         };
         let scopes = [
             (
-                account.held[kind],
+                account.amount(quota),
                 self.limits.of_client[kind],
                 QuotaScope::Client,
             ),
             (
                 of_user,
                 self.limits.of_user[kind],
-                QuotaScope::User(account.uid),
+                QuotaScope::User(held.uid),
             ),
-            (self.all[kind], all, QuotaScope::All),
-            (self.all[kind], unreserved, scope),
+            (of_all, all, QuotaScope::All),
+            (of_all, unreserved, scope),
         ];
         for (held, limit, scope) in scopes {
             if held.saturating_add(amount) > limit {
@@ -444,29 +598,10 @@ impl Ledger {
     /// Number of connections of one worker on one device, including those of others, beyond which a
     /// client gets no further one: the rest is a reserve, as of other sums.
     pub fn most_connections(&self, account: &Account) -> u64 {
-        let held = self.users.get(&account.uid);
-        let of_user = held.map_or(0, |held| held[Quota::Connections as usize]);
+        let of_user = account.held.of_user.get(Quota::Connections);
         match account.is_operator {
             true => self.limits.of_stack,
             false => share_of(self.limits.of_stack, of_user),
-        }
-    }
-
-    /// Adds a resource that exists already, regardless of the limits.
-    pub fn add(&mut self, account: &mut Account, quota: Quota, amount: u64) {
-        if amount == 0 {
-            return;
-        }
-        let totals = self.totals(&[(quota, amount)]);
-        let of_user = self.users.entry(account.uid).or_insert([0; KINDS]);
-        for (kind, amount) in totals.into_iter().enumerate() {
-            for held in [
-                &mut account.held[kind],
-                &mut of_user[kind],
-                &mut self.all[kind],
-            ] {
-                *held = held.saturating_add(amount);
-            }
         }
     }
 
@@ -475,77 +610,44 @@ impl Ledger {
     ///
     /// # Errors
     /// The exceeded limit.
-    pub fn charge(
-        &mut self,
-        account: &mut Account,
-        amounts: &[(Quota, u64)],
-    ) -> Result<(), OverQuota> {
-        self.check_all(account, amounts)?;
-        for (quota, amount) in amounts {
-            self.add(account, *quota, *amount);
-        }
-        Ok(())
-    }
-
-    /// Releases a resource, with the heap that it needed.
-    pub fn release(&mut self, account: &mut Account, quota: Quota, amount: u64) {
-        let amount = amount.min(account.held[quota as usize]);
-        let totals = self.totals(&[(quota, amount)]);
-        self.release_totals(account, &totals);
-    }
-
-    fn release_totals(&mut self, account: &mut Account, totals: &Amounts) {
-        let mut of_user = self.users.get_mut(&account.uid);
-        for (kind, total) in totals.iter().enumerate() {
-            let amount = (*total).min(account.held[kind]);
-            account.held[kind] -= amount;
-            self.all[kind] = self.all[kind].saturating_sub(amount);
-            if let Some(of_user) = &mut of_user {
-                of_user[kind] = of_user[kind].saturating_sub(amount);
-            }
-        }
-        if of_user.is_some_and(|held| held.iter().all(|held| *held == 0)) {
-            self.users.remove(&account.uid);
-        }
-        self.released_heap += totals[Quota::Heap as usize];
+    pub fn charge<const N: usize>(
+        &self,
+        account: &Account,
+        amounts: [(Quota, u64); N],
+    ) -> Result<Charge<N>, OverQuota> {
+        self.check_all(account, &amounts)?;
+        Ok(account.hold(amounts))
     }
 
     /// Bytes of heap that all accounts have released since the start.
     pub fn released_heap(&self) -> u64 {
-        self.released_heap
-    }
-
-    /// Releases everything in an account.
-    pub fn close(&mut self, mut account: Account) {
-        let held = account.held;
-        self.release_totals(&mut account, &held);
+        self.all.released_heap.load(Ordering::Relaxed)
     }
 
     /// Users that hold resources.
     pub fn users(&self) -> impl Iterator<Item = u32> {
-        self.users.keys().copied()
+        let holding = self.users.iter().filter(|(_, sums)| !sums.is_empty());
+        holding.map(|(uid, _)| *uid)
     }
 
     /// Resources held by a user.
     pub fn user_to_json(&self, uid: u32) -> Option<serde_json::Value> {
-        let held = self.users.get(&uid)?;
-        let rows = Quota::ALL.iter().map(|quota| {
-            let amount = held[*quota as usize];
-            (quota.names().0.to_owned(), amount.into())
-        });
+        let held = self.users.get(&uid).filter(|sums| !sums.is_empty())?;
+        let rows = Quota::ALL
+            .iter()
+            .map(|quota| (quota.names().0.to_owned(), held.get(*quota).into()));
         Some(serde_json::Value::Object(rows.collect()))
     }
 
     /// Usage and limits of a client and of its user, by the names of the keys in `[limits]`.
     pub fn to_json(&self, account: &Account) -> serde_json::Value {
-        let of_user = self.users.get(&account.uid).copied().unwrap_or_default();
         let rows = Quota::ALL.iter().map(|quota| {
             let kind = *quota as usize;
             let limit = |limit: u64| (limit != UNLIMITED).then_some(limit);
             let row = serde_json::json!({
-                "client": account.held[kind],
+                "client": account.amount(*quota),
                 "client_limit": limit(self.limits.of_client[kind]),
-                "user": of_user[kind],
+                "user": account.held.of_user.get(*quota),
                 "user_limit": limit(self.limits.of_user[kind]),
             });
             (quota.names().0.to_owned(), row)
@@ -555,7 +657,7 @@ impl Ledger {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::config::ByteSize;
     use crate::control::heap::heap_of_one;
@@ -575,14 +677,19 @@ mod tests {
         Ledger::new(QuotaLimits::new(&limits, &HOST, heap_of_one))
     }
 
+    /// Account of a user without limits that matter.
+    pub fn account() -> Account {
+        ledger(|_| ()).open_account(1, false)
+    }
+
     #[test]
     fn one_user_with_many_clients_leaves_the_rest_to_others() {
         let mut ledger = ledger(|limits| limits.descriptors_per_client = 10);
         let mut greedy = vec![];
         let refused = loop {
-            let mut account = Account::new(7);
-            match ledger.charge(&mut account, &[(Quota::Descriptors, 10)]) {
-                Ok(()) => greedy.push(account),
+            let account = ledger.open_account(7, false);
+            match ledger.charge(&account, [(Quota::Descriptors, 10)]) {
+                Ok(charge) => greedy.push(charge),
                 Err(refused) => break refused,
             }
         };
@@ -591,52 +698,44 @@ mod tests {
             refused.to_string().contains("descriptors_per_user"),
             "{refused}"
         );
-        let mut other = Account::new(8);
-        ledger
-            .charge(&mut other, &[(Quota::Descriptors, 10)])
-            .unwrap();
+        let other = ledger.open_account(8, false);
+        let _held = ledger.charge(&other, [(Quota::Descriptors, 10)]).unwrap();
         let refused = ledger
-            .charge(&mut other, &[(Quota::Descriptors, 1)])
+            .charge(&other, [(Quota::Descriptors, 1)])
             .unwrap_err();
         assert_eq!(refused.scope, QuotaScope::Client);
-        ledger.close(greedy.pop().unwrap());
-        let mut again = Account::new(7);
-        assert_eq!(
-            ledger.charge(&mut again, &[(Quota::Descriptors, 10)]),
-            Ok(())
-        );
+        drop(greedy.pop());
+        let again = ledger.open_account(7, false);
+        assert!(ledger.charge(&again, [(Quota::Descriptors, 10)]).is_ok());
     }
 
     #[test]
     fn arenas_for_nics_are_counted_against_what_can_be_mapped() {
         let mut ledger = ledger(|_| ());
-        let operator = |uid| Account::new(uid).with_reserve(true);
-        let mut account = operator(1);
-        ledger
-            .charge(&mut account, &[(Quota::NicArenas, 6)])
-            .unwrap();
-        let refused = ledger.charge(&mut account, &[(Quota::NicArenas, 1)]);
+        let account = ledger.open_account(1, true);
+        let _first = ledger.charge(&account, [(Quota::NicArenas, 6)]).unwrap();
+        let refused = ledger.charge(&account, [(Quota::NicArenas, 1)]);
         let refused = refused.unwrap_err().to_string();
         assert!(
             refused.starts_with("arenas that NICs read of this client: the limit is 6,")
                 && refused.contains("fewer and larger arenas"),
             "{refused}"
         );
-        let mut more = [1, 2].map(operator);
-        let [same_user, other_user] = &mut more;
-        ledger.charge(same_user, &[(Quota::NicArenas, 3)]).unwrap();
+        let [same_user, other_user] = [1, 2].map(|uid| ledger.open_account(uid, true));
+        let _second = ledger.charge(&same_user, [(Quota::NicArenas, 3)]).unwrap();
         ledger
-            .charge(same_user, &[(Quota::NicArenas, 1)])
+            .charge(&same_user, [(Quota::NicArenas, 1)])
             .unwrap_err();
-        ledger.charge(other_user, &[(Quota::NicArenas, 3)]).unwrap();
+        let _third = ledger.charge(&other_user, [(Quota::NicArenas, 3)]).unwrap();
         let unlimited = HostCapacity {
             nic_arenas: None,
             ..HOST
         };
         let limits = QuotaLimits::new(&LimitsConfig::default(), &unlimited, heap_of_one);
         let mut ledger = Ledger::new(limits);
-        let many = [(Quota::NicArenas, 1_000_000)];
-        ledger.charge(&mut Account::new(1), &many).unwrap();
+        let account = ledger.open_account(1, false);
+        let many = ledger.charge(&account, [(Quota::NicArenas, 1_000_000)]);
+        assert!(many.is_ok());
     }
 
     #[test]
@@ -645,15 +744,13 @@ mod tests {
             limits.memory = Some(ByteSize(1000));
             limits.memory_per_client.0 = 500;
         });
-        let operator = |uid| Account::new(uid).with_reserve(true);
-        let mut accounts: Vec<_> = (0..4).map(operator).collect();
+        let accounts = [0, 1, 2, 3].map(|uid| ledger.open_account(uid, true));
         let amounts = [400, 400, 200];
-        for (account, amount) in accounts.iter_mut().zip(amounts) {
-            ledger.charge(account, &[(Quota::Memory, amount)]).unwrap();
-        }
+        let charge = |(account, amount)| ledger.charge(account, [(Quota::Memory, amount)]).unwrap();
+        let mut charges: Vec<_> = accounts.iter().zip(amounts).map(charge).collect();
         let refused = ledger.check(&accounts[3], Quota::Memory, 1).unwrap_err();
         assert_eq!((refused.scope, refused.limit), (QuotaScope::All, 1000));
-        ledger.release(&mut accounts[0], Quota::Memory, 1);
+        charges[0].set([(Quota::Memory, 399)]);
         assert_eq!(ledger.check(&accounts[3], Quota::Memory, 1), Ok(()));
     }
 
@@ -673,17 +770,20 @@ mod tests {
         };
         let mut ledger = Ledger::new(QuotaLimits::new(&limits, &host, heap_of_one));
         let mut held = Vec::new();
-        let mut connect = |ledger: &mut Ledger, mut account: Account| {
-            ledger.charge(&mut account, &[(Quota::Clients, 1)])?;
-            held.push(account);
-            Ok::<(), OverQuota>(())
+        let mut connect = |uid: u32, is_operator: bool| {
+            let account = ledger.open_account(uid, is_operator);
+            held.push(ledger.charge(&account, [(Quota::Clients, 1)])?);
+            Ok::<usize, OverQuota>(held.len())
         };
+        let mut connected = 0;
         for uid in [1, 2] {
-            while connect(&mut ledger, Account::new(uid)).is_ok() {}
+            while let Ok(count) = connect(uid, false) {
+                connected = count;
+            }
         }
-        assert_eq!(ledger.all[Quota::Clients as usize], 224);
+        assert_eq!(connected, 224);
         // 16 of 32 places are for users with at most 2 clients.
-        let refused = connect(&mut ledger, Account::new(2)).unwrap_err();
+        let refused = connect(2, false).unwrap_err();
         assert_eq!(refused.scope, QuotaScope::Reserve);
         assert!(
             refused.to_string().contains("kept for operators"),
@@ -691,15 +791,15 @@ mod tests {
         );
         for uid in 10..18 {
             for _ in 0..2 {
-                connect(&mut ledger, Account::new(uid)).unwrap();
+                connect(uid, false).unwrap();
             }
-            connect(&mut ledger, Account::new(uid)).unwrap_err();
+            connect(uid, false).unwrap_err();
         }
-        connect(&mut ledger, Account::new(18)).unwrap_err();
+        connect(18, false).unwrap_err();
         for _ in 0..16 {
-            connect(&mut ledger, Account::new(0).with_reserve(true)).unwrap();
+            connect(0, true).unwrap();
         }
-        let refused = connect(&mut ledger, Account::new(0).with_reserve(true)).unwrap_err();
+        let refused = connect(0, true).unwrap_err();
         assert_eq!(refused.scope, QuotaScope::All);
     }
 
@@ -712,51 +812,95 @@ mod tests {
         };
         let limits = LimitsConfig::default();
         let mut ledger = Ledger::new(QuotaLimits::new(&limits, &host, heap_of_one));
-        let mut account = Account::new(1);
+        let account = ledger.open_account(1, false);
         let amounts = [(Quota::MemoryKeys, 3), (Quota::Heap, 1000)];
-        ledger.charge(&mut account, &amounts).unwrap();
+        let mut charge = ledger.charge(&account, amounts).unwrap();
         let of_keys = 3 * heap_of_one(Quota::MemoryKeys, 1);
         assert!(of_keys > 0);
         assert_eq!(account.amount(Quota::Heap), of_keys + 1000);
         assert_eq!(account.amount(Quota::Memory), of_keys + 1000);
-        ledger.release(&mut account, Quota::MemoryKeys, 3);
+        charge.set([(Quota::MemoryKeys, 0), (Quota::Heap, 1000)]);
         assert_eq!(account.amount(Quota::Memory), 1000);
-        ledger.release(&mut account, Quota::Heap, 5000);
-        assert_eq!(account, Account::new(1));
+        assert_eq!(ledger.released_heap(), of_keys);
+        drop(charge);
+        assert_eq!(ledger.users().count(), 0);
         let most = limits.memory_per_client.0;
-        let refused = ledger.charge(&mut account, &[(Quota::Heap, most + 1)]);
+        let refused = ledger.charge(&account, [(Quota::Heap, most + 1)]);
         assert!(
             refused
                 .unwrap_err()
                 .to_string()
                 .contains("memory_per_client")
         );
-        assert_eq!(account, Account::new(1));
+        assert_eq!(ledger.users().count(), 0);
     }
 
     #[test]
     fn a_charge_that_is_refused_in_part_charges_nothing() {
         let mut ledger = ledger(|limits| limits.memory = Some(ByteSize(1000)));
-        let mut account = Account::new(1);
+        let account = ledger.open_account(1, false);
         let amounts = [(Quota::Memory, 5), (Quota::MemoryKeys, 41)];
-        assert!(ledger.charge(&mut account, &amounts).is_err());
-        assert_eq!(account, Account::new(1));
+        assert!(ledger.charge(&account, amounts).is_err());
+        assert_eq!(ledger.users().count(), 0);
         assert_eq!(ledger.check(&account, Quota::Memory, 750), Ok(()));
         assert!(ledger.check(&account, Quota::Memory, 751).is_err());
         assert!(ledger.check(&account, Quota::Memory, u64::MAX).is_err());
     }
 
+    /// Helpers free memory of clients, also after the account's owner is gone.
     #[test]
-    fn a_closed_account_leaves_nothing() {
-        let mut ledger = ledger(|_| ());
-        let mut account = Account::new(1);
-        for quota in Quota::ALL {
-            ledger.charge(&mut account, &[(quota, 3)]).unwrap();
+    fn a_charge_goes_after_its_value_in_any_thread() {
+        struct Memory(Account);
+        impl Drop for Memory {
+            fn drop(&mut self) {
+                assert_eq!(
+                    self.0.amount(Quota::Memory),
+                    7,
+                    "released before it is freed"
+                );
+            }
         }
-        ledger.release(&mut account, Quota::Clients, 99);
-        assert_eq!(account.amount(Quota::Clients), 0);
-        ledger.close(account);
-        assert!(ledger.users.is_empty());
-        assert_eq!(ledger.all, [0; KINDS]);
+        let mut ledger = ledger(|_| ());
+        let [account, seen] = [(); 2].map(|()| ledger.open_account(1, false));
+        let seen = Account {
+            held: account.held.clone(),
+            ..seen
+        };
+        let charge = ledger.charge(&account, [(Quota::Memory, 7)]).unwrap();
+        let memory = charge.of(Memory(seen));
+        drop(account);
+        assert!(ledger.user_to_json(1).is_some());
+        std::thread::spawn(move || drop(memory)).join().unwrap();
+        assert!(ledger.user_to_json(1).is_none());
+    }
+
+    #[test]
+    fn an_absorbed_charge_goes_with_the_other_one() {
+        let mut ledger = ledger(|_| ());
+        let account = ledger.open_account(1, false);
+        let mut charges = [3, 4].map(|amount| account.hold([(Quota::Listeners, amount)]));
+        charges[1].set([(Quota::Listeners, 5)]);
+        assert_eq!(account.amount(Quota::Listeners), 3 + 5);
+        let [mut first, second] = charges;
+        first.absorb(second);
+        assert_eq!(account.amount(Quota::Listeners), 3 + 5);
+        drop(first);
+        assert_eq!(account.amount(Quota::Listeners), 0);
+    }
+
+    #[test]
+    fn users_that_hold_nothing_are_forgotten() {
+        let mut ledger = ledger(|limits| limits.clients = 1 << 20);
+        let account = ledger.open_account(0, false);
+        let held = ledger.charge(&account, [(Quota::Listeners, 1)]).unwrap();
+        drop(account);
+        for uid in 1..10_000 {
+            drop(ledger.open_account(uid, false));
+        }
+        assert!(ledger.users.len() < 1000, "{}", ledger.users.len());
+        assert_eq!(ledger.users().collect::<Vec<_>>(), [0]);
+        drop(held);
+        assert_eq!(ledger.users().count(), 0);
+        assert!(ledger.all.sums.is_empty());
     }
 }

@@ -61,8 +61,6 @@ pub struct MemoryRegion {
     pub extents: Option<Box<RegionExtents>>,
     /// Page lists written by the client, for a fast registration.
     pub list: Option<QueueMemory>,
-    /// Heap charged for it in addition to that of every key.
-    pub heap: u64,
 }
 
 impl MemoryRegion {
@@ -73,7 +71,6 @@ impl MemoryRegion {
             arena,
             extents: None,
             list: None,
-            heap: 0,
         }
     }
 

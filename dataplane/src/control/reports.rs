@@ -10,7 +10,6 @@ use siw_shm::doorbell::SleepFlag;
 
 use super::device_changes::AddedDevice;
 use super::loaded_configuration::LoadedConfiguration;
-use super::quotas::{Account, Quota};
 use super::refusal::Refusal;
 use crate::ids::{ClientId, CommandToken};
 
@@ -26,12 +25,11 @@ pub(super) enum HelperReport {
         made: Result<MadeArena, Refusal>,
     },
     /// All memory and descriptors of a departed client are freed.
-    ClientGone { account: Account },
-    /// An object of a live client is freed.
-    Released {
+    ClientGone,
+    /// An arena that its client waits for is freed.
+    ArenaFreed {
         client: ClientId,
         token: CommandToken,
-        amounts: Vec<(Quota, u64)>,
     },
     /// The free heap is back with the operating system.
     HeapReturned,

@@ -32,7 +32,7 @@ use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
 use super::pair_schedule::{PairAttempt, PairSchedule};
 use super::peers::PeerCredentials;
 use super::pending::{AfterBarrier, DeferredRequest, PendingReply};
-use super::quotas::{Account, Ledger, Quota, QuotaLimits};
+use super::quotas::{Account, Charge, Charged, Ledger, Quota, QuotaLimits};
 use super::refusal::Refusal;
 use super::regions::{ClientArena, ClientProcess, MemoryRegion, RegisteredSums};
 use crate::config::LimitsConfig;
@@ -137,8 +137,6 @@ pub struct ClientQp {
     /// Number of connections of its worker on its device that it may not exceed: see
     /// [`Ledger::most_connections`].
     pub most_connections: usize,
-    /// Charged to its client as a connection.
-    pub counts_as_connection: bool,
     pub geometry: QpGeometry,
     pub mem: QueueMemory,
     pub send_cq: CqId,
@@ -164,32 +162,12 @@ pub struct ClientQp {
     pub final_send: FinalSend,
     /// The flight recorder has its events.
     pub is_recorded: bool,
-    /// Claim of the local port that its client chose.
-    pub port_claim: PortClaim,
+    /// Charge of its connection, with the claim of the local port that its client chose.
+    pub connection: Option<Charged<PortClaim, 2>>,
     /// The end of its connection is among [`Resources::ends`] already.
     pub end_is_recorded: bool,
     /// Reason of the end of its connection, while the report is held.
     pub held_disconnect: Option<Option<DisconnectReason>>,
-}
-
-impl ClientQp {
-    /// Quota amounts of this queue pair's connection.
-    pub fn connection_amounts(&self) -> [(Quota, u64); 2] {
-        [
-            (Quota::Connections, self.counts_as_connection.into()),
-            (Quota::Descriptors, self.port_claim.descriptors()),
-        ]
-    }
-}
-
-/// A client's queue memory and varying heap, as charged to its account.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct ChargedQueues {
-    pub bytes: u64,
-    pub huge_bytes: u64,
-    pub regions: u64,
-    /// Heap of what varies in length: queued events, extents of the next region, statistics, recordings.
-    pub heap: u64,
 }
 
 /// An address resolution in progress.
@@ -222,35 +200,34 @@ pub struct Client {
     pub known_devices: BTreeSet<usize>,
     /// Resources held by the client, by quota.
     pub account: Account,
-    pub charged_queues: ChargedQueues,
     /// Budget of queued events over all of the client's outboxes.
     pub events_waiting: EventBudget,
     /// Outbox for asynchronous events.
     pub events: Option<Outbox>,
-    pub doorbells: Option<Arc<SharedMemory>>,
-    pub pds: BTreeMap<PdId, ProtectionDomain>,
-    pub arenas: HashMap<ArenaId, ClientArena>,
+    pub doorbells: Option<Charged<Arc<SharedMemory>>>,
+    pub pds: BTreeMap<PdId, Charged<ProtectionDomain>>,
+    pub arenas: HashMap<ArenaId, Charged<ClientArena, 4>>,
     /// Address spaces, numbered in the same space as arenas.
-    pub processes: HashMap<ArenaId, ClientProcess>,
+    pub processes: HashMap<ArenaId, Charged<ClientProcess>>,
     /// Number of descriptors received that were not memory.
     pub bad_imports: u32,
     /// First extents of the next region to register.
     pub next_extents: Vec<MemoryExtent>,
     /// By registration key.
-    pub mrs: BTreeMap<Stag, MemoryRegion>,
+    pub mrs: BTreeMap<Stag, Charged<MemoryRegion, 2>>,
     /// Sums over the regions with extents.
     pub registered: RegisteredSums,
     /// By allocation key.
-    pub mws: BTreeMap<Stag, MemoryWindow>,
-    pub channels: BTreeMap<CompletionChannelId, ClientChannel>,
-    pub cqs: BTreeMap<CqId, CompletionQueue>,
-    pub srqs: BTreeMap<SrqId, ClientSrq>,
-    pub qps: BTreeMap<Qpn, ClientQp>,
+    pub mws: BTreeMap<Stag, Charged<MemoryWindow, 2>>,
+    pub channels: BTreeMap<CompletionChannelId, Charged<ClientChannel, 3>>,
+    pub cqs: BTreeMap<CqId, Charged<CompletionQueue>>,
+    pub srqs: BTreeMap<SrqId, Charged<ClientSrq>>,
+    pub qps: BTreeMap<Qpn, Charged<ClientQp>>,
     /// Queue pairs destroyed without a reply, until their worker has released them.
-    pub departing_qps: BTreeMap<Qpn, ClientQp>,
-    pub cm_channels: BTreeMap<CmChannelId, Outbox>,
+    pub departing_qps: BTreeMap<Qpn, Charged<ClientQp>>,
+    pub cm_channels: BTreeMap<CmChannelId, Charged<Outbox, 3>>,
     /// Address resolutions in progress.
-    pub resolutions: BTreeMap<ResolutionId, ClientResolution>,
+    pub resolutions: BTreeMap<ResolutionId, Charged<ClientResolution>>,
     /// Memory that ports still refer to after the end of its registration.
     pub(super) held_memory: HeldMemory,
     pub queues: QueueAllocator,
@@ -268,10 +245,22 @@ pub struct Client {
     pub stats_text: String,
     /// Heap of the recordings of its queue pairs, in bytes.
     recorded_bytes: usize,
+    /// Queue memory, and heap of what varies in length without a charge of its own.
+    varying: Charge<4>,
+    /// The connection to the control socket. Last: it is given back when all else is freed.
+    #[allow(dead_code, reason = "held until the client is freed")]
+    charge: Charge<3>,
 }
 
 /// Maximum queue memory of one client; less if its limits are lower.
 const QUEUE_BYTES: usize = 16 << 30;
+/// Amounts of [`Client::varying`].
+const NOTHING_VARYING: [(Quota, u64); 4] = [
+    (Quota::Heap, 0),
+    (Quota::Memory, 0),
+    (Quota::HugeMemory, 0),
+    (Quota::Descriptors, 0),
+];
 
 impl Client {
     /// Takes the deferred request if `open` accepts what it waits for; returns the sequence number of
@@ -290,12 +279,12 @@ impl Client {
         }
     }
 
-    /// Creates a client that has just connected, with the account charged for that.
+    /// Creates a client that has just connected, with its account and the charge for that.
     pub fn new(
         id: ClientId,
         conn: ControlSocket,
         peer: PeerCredentials,
-        account: Account,
+        (account, charge): (Account, Charge<3>),
         limits: &LimitsConfig,
     ) -> Client {
         let queue_bytes = usize::try_from(limits.memory_per_client.0)
@@ -310,8 +299,9 @@ impl Client {
             features: 0,
             watched_device: None,
             known_devices: BTreeSet::new(),
+            varying: account.hold(NOTHING_VARYING),
+            charge,
             account,
-            charged_queues: ChargedQueues::default(),
             events_waiting: EventBudget::new(limits.events_per_client as usize),
             events: None,
             doorbells: None,
@@ -357,13 +347,20 @@ impl Client {
         }
     }
 
-    /// Heap of what varies in length and has no charge of its own.
-    fn varying_heap(&self) -> usize {
-        self.events_waiting.waiting_bytes()
+    /// Updates the account to the current queue memory, and to the heap of what varies in length
+    /// without a charge of its own: queued events, extents of the next region, statistics, recordings.
+    fn settle_account(&mut self) {
+        let heap = self.events_waiting.waiting_bytes()
             + self.next_extents.capacity() * size_of::<MemoryExtent>()
             + self.stats_text.capacity()
             + self.recorded_bytes
-            + self.queues.heap_bytes()
+            + self.queues.heap_bytes();
+        self.varying.set([
+            (Quota::Heap, heap as u64),
+            (Quota::Memory, self.queues.mapped_bytes() as u64),
+            (Quota::HugeMemory, self.queues.huge_bytes() as u64),
+            (Quota::Descriptors, self.queues.region_count() as u64),
+        ]);
     }
 
     /// Returns true if a helper allocates or frees memory for the client: its account stays open
@@ -558,18 +555,13 @@ impl Resources {
     ///
     /// # Errors
     /// A limit would be exceeded; nothing is charged then.
-    pub fn charge(&mut self, id: ClientId, amounts: &[(Quota, u64)]) -> Result<(), Refusal> {
-        let client = self.clients.get_mut(&id).ok_or_else(no_client)?;
-        Ok(self.ledger.charge(&mut client.account, amounts)?)
-    }
-
-    /// Releases freed resources from a client's account.
-    pub fn release(&mut self, id: ClientId, amounts: &[(Quota, u64)]) {
-        if let Some(client) = self.clients.get_mut(&id) {
-            for (quota, amount) in amounts {
-                self.ledger.release(&mut client.account, *quota, *amount);
-            }
-        }
+    pub fn charge<const N: usize>(
+        &self,
+        id: ClientId,
+        amounts: [(Quota, u64); N],
+    ) -> Result<Charge<N>, Refusal> {
+        let client = self.clients.get(&id).ok_or_else(no_client)?;
+        Ok(self.ledger.charge(&client.account, amounts)?)
     }
 
     /// Page size for memory of a client: hugepages within the quota of its user.
@@ -617,35 +609,21 @@ impl Resources {
         qpn: Qpn,
         port_claim: PortClaim,
     ) -> Result<(), Refusal> {
-        let qp = self.qp_mut(id, qpn);
-        let is_counted = qp.is_none_or(|qp| qp.counts_as_connection);
-        let descriptors = port_claim.descriptors();
-        self.charge(
-            id,
-            &[
-                (Quota::Connections, (!is_counted).into()),
-                (Quota::Descriptors, descriptors),
-            ],
-        )?;
-        let client = self.clients.get(&id);
-        let most = client.map_or(0, |client| self.ledger.most_connections(&client.account));
-        if let Some(qp) = self.qp_mut(id, qpn) {
-            qp.most_connections = most as usize;
-            qp.counts_as_connection = true;
-            qp.port_claim = port_claim;
-        }
-        Ok(())
-    }
-
-    /// Releases the charge of a queue pair's ended connection; the queue pair may connect again.
-    pub fn forget_connection(&mut self, id: ClientId, qpn: Qpn) {
-        let Some(qp) = self.qp_mut(id, qpn) else {
-            return;
+        let Some(client) = self.clients.get_mut(&id) else {
+            return Ok(());
         };
-        let amounts = qp.connection_amounts();
-        qp.counts_as_connection = false;
-        qp.port_claim = PortClaim::default();
-        self.release(id, &amounts);
+        let Some(qp) = client.qps.get_mut(&qpn) else {
+            return Ok(());
+        };
+        qp.connection = None;
+        let amounts = [
+            (Quota::Connections, 1),
+            (Quota::Descriptors, port_claim.descriptors()),
+        ];
+        let charge = self.ledger.charge(&client.account, amounts)?;
+        qp.most_connections = self.ledger.most_connections(&client.account) as usize;
+        qp.connection = Some(charge.of(port_claim));
+        Ok(())
     }
 
     /// Sends an asynchronous event to a client; a client that does not read its events loses it.
@@ -711,7 +689,8 @@ impl Resources {
         };
         let found = self.clients.get_mut(&id).and_then(|client| {
             channel.map_or(client.events.as_mut(), |channel| {
-                client.cm_channels.get_mut(&channel)
+                let outbox = client.cm_channels.get_mut(&channel)?;
+                Some(&mut **outbox)
             })
         });
         if let Some(outbox) = found {
@@ -775,11 +754,8 @@ impl Resources {
             if let Some(srq) = qp.srq.and_then(|srq| client.srqs.get_mut(&srq)) {
                 srq.qps -= 1;
             }
-            let amounts = qp.connection_amounts();
-            client.queues.free(qp.mem);
+            client.queues.free(qp.split().0.mem);
             self.forget_qp(qpn, "by its client");
-            self.release(id, &[(Quota::QueuePairs, 1)]);
-            self.release(id, &amounts);
         }
     }
 
@@ -888,35 +864,10 @@ impl Resources {
         })
     }
 
-    /// Updates a client's account to its current queue memory, and to the heap of what varies in
-    /// length without a charge of its own.
+    /// Updates a client's account to what it holds without charges of their own.
     pub fn settle_account(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else {
-            return;
-        };
-        let now = ChargedQueues {
-            bytes: client.queues.mapped_bytes() as u64,
-            huge_bytes: client.queues.huge_bytes() as u64,
-            regions: client.queues.region_count() as u64,
-            heap: client.varying_heap() as u64,
-        };
-        let before = std::mem::replace(&mut client.charged_queues, now);
-        if now == before {
-            return;
-        }
-        let changes = [
-            (Quota::Heap, before.heap, now.heap),
-            (Quota::Memory, before.bytes, now.bytes),
-            (Quota::HugeMemory, before.huge_bytes, now.huge_bytes),
-            (Quota::Descriptors, before.regions, now.regions),
-        ];
-        for (quota, before, now) in changes {
-            if now > before {
-                self.ledger.add(&mut client.account, quota, now - before);
-            } else {
-                self.ledger
-                    .release(&mut client.account, quota, before - now);
-            }
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.settle_account();
         }
     }
 
@@ -946,7 +897,8 @@ impl Resources {
 
     /// A client's queue pair.
     pub fn qp_mut(&mut self, id: ClientId, qpn: Qpn) -> Option<&mut ClientQp> {
-        self.clients.get_mut(&id)?.qps.get_mut(&qpn)
+        let qp = self.clients.get_mut(&id)?.qps.get_mut(&qpn)?;
+        Some(&mut **qp)
     }
 
     /// Allocates an id for a new client.
@@ -984,7 +936,7 @@ fn no_client() -> Refusal {
 mod tests {
     use super::*;
     use crate::control::heap::heap_of_one;
-    use crate::control::quotas::HostCapacity;
+    use crate::control::quotas::{HostCapacity, channel_amounts};
 
     fn resources() -> Resources {
         let host = HostCapacity {
@@ -1023,17 +975,21 @@ mod tests {
     fn a_client_gives_its_own_objects_different_numbers() {
         let mut all = resources();
         let (conn, _other) = ControlSocket::new_pair().unwrap();
-        let account = Account::new(1);
+        let account = all.ledger.open_account(1, false);
+        let nothing = [Quota::Clients, Quota::Descriptors, Quota::Memory].map(|quota| (quota, 0));
+        let charge = account.hold(nothing);
         let peer = PeerCredentials::of(&conn).unwrap();
         let id = all.next_client_id();
-        let mut client = Client::new(id, conn, peer, account, &LimitsConfig::default());
+        let mut client = Client::new(id, conn, peer, (account, charge), &LimitsConfig::default());
         client.next_id = u32::MAX;
         let (read, _write) = nix::unistd::pipe().unwrap();
         let channel = ClientChannel {
             writer: Arc::new(read),
             cqs: 0,
         };
-        client.channels.insert(CompletionChannelId(1), channel);
+        let charge = client.account.hold(channel_amounts(0));
+        let number = CompletionChannelId(1);
+        client.channels.insert(number, charge.of(channel));
         assert_eq!(client.next_number(), 2);
         // Client ids do not wrap at 32 bits.
         all.last_client = u64::from(u32::MAX);

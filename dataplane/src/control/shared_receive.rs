@@ -9,7 +9,7 @@ use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::context::Context;
 use super::pending::AfterBarrier;
-use super::quotas::Quota;
+use super::quotas::{Charged, Quota};
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
 use super::resources::{ClientSrq, Resources};
@@ -67,15 +67,11 @@ pub(super) fn create_srq(
         return Err(Refusal::no_such("protection domain", request.pd));
     }
     let resources = &mut context.resources;
-    resources.charge(id, &[(Quota::SharedReceiveQueues, 1)])?;
-    let made = resources.alloc_queue(id, geometry.len).and_then(|mem| {
-        let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
-            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
-        Ok((mem, ring, SrqId(resources.srqs.allocate_number()?)))
-    });
-    let (mem, ring, number) = made.inspect_err(|_| {
-        resources.release(id, &[(Quota::SharedReceiveQueues, 1)]);
-    })?;
+    let charge = resources.charge(id, [(Quota::SharedReceiveQueues, 1)])?;
+    let mem = resources.alloc_queue(id, geometry.len)?;
+    let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
+        .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+    let number = SrqId(resources.srqs.allocate_number()?);
     let client = resources.client_mut(id)?;
     if let Some(pd) = client.pds.get_mut(&PdId(request.pd)) {
         pd.users += 1;
@@ -105,7 +101,7 @@ pub(super) fn create_srq(
     let (place, fd) = client.queues.give(&mem);
     let reply = srq.to_reply(number, geometry, place);
     send_reply_with_fds::<m::CreateSrq>(client, seq, &reply, fd.as_slice())?;
-    client.srqs.insert(number, srq);
+    client.srqs.insert(number, charge.of(srq));
     if owed {
         srq_limit(&mut context.resources, id, number);
     }
@@ -286,7 +282,7 @@ pub(super) fn free_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: S
     let Some(client) = resources.clients.get_mut(&id) else {
         return;
     };
-    if let Some(queue) = client.srqs.remove(&srq) {
+    if let Some((queue, _charge)) = client.srqs.remove(&srq).map(Charged::split) {
         if let Some(pd) = client.pds.get_mut(&queue.pd) {
             pd.users -= 1;
         }
@@ -296,7 +292,6 @@ pub(super) fn free_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: S
     }
     let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
     resources.srqs.release_number(srq.0);
-    resources.release(id, &[(Quota::SharedReceiveQueues, 1)]);
 }
 
 pub(super) fn srq_limit(resources: &mut Resources, client: ClientId, srq: SrqId) {

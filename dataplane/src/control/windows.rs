@@ -9,9 +9,8 @@ use siw_shm::local_wqe::MAX_FAST_PAGES;
 
 use super::context::Context;
 use super::heap;
-use super::memory::{Memory, add_region, own_arena};
+use super::memory::{Memory, add_region, key_amounts, own_arena};
 use super::pending::QuiescentReply;
-use super::quotas::Quota;
 use super::refusal::Refusal;
 use super::regions::MemoryRegion;
 use super::replies::{Outcome, Served, send_reply, send_reply_with_fds};
@@ -42,15 +41,16 @@ impl Memory {
             return Err(no_pd());
         }
         let window = RegisteredMemory::new_window(request.pd, kind);
-        let stag = self.insert_key(resources, id, window)?;
+        let charge = resources.charge(id, key_amounts(0))?;
+        let stag = self.insert_key(window)?;
         let client = resources.client_mut(id)?;
         let pd = client.pds.get_mut(&PdId(request.pd)).ok_or_else(no_pd)?;
         pd.users += 1;
         client.mws.insert(
             stag,
-            MemoryWindow {
+            charge.of(MemoryWindow {
                 pd: PdId(request.pd),
-            },
+            }),
         );
         let reply = m::MwReply {
             rkey: stag.0,
@@ -68,11 +68,12 @@ impl Memory {
         let client = context.resources.client_mut(id)?;
         let unknown = || Refusal::no_such("memory window with rkey", rkey.0);
         let mw = client.mws.remove(&rkey).ok_or_else(unknown)?;
+        let (mw, charge) = mw.split();
         if let Some(pd) = client.pds.get_mut(&mw.pd) {
             pd.users -= 1;
         }
         let ticket = self.keys.remove(rkey).ok_or_else(unknown)?;
-        let then = QuiescentReply::DeallocMw;
+        let then = QuiescentReply::DeallocMw(charge);
         // No memory to wait for: the deregistration of the window's region waits for frames.
         Ok(self.await_quiescent_key(context, id, ticket, Vec::new(), then))
     }
@@ -106,15 +107,12 @@ impl Memory {
         own_arena(client, ArenaId(request.arena))?;
         let pages = request.max_pages as usize;
         let page_heap = (pages * heap::FAST_PAGE) as u64;
+        let charge = resources.charge(id, key_amounts(page_heap))?;
         let list = resources.alloc_queue(id, pages * 8)?;
         let made =
             RegisteredMemory::new_fast(arena, pages, list.region.clone(), list.offset, request.pd)
                 .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))
-                .and_then(|mr| {
-                    resources.charge(id, &[(Quota::Heap, page_heap)])?;
-                    let stag = self.insert_key(resources, id, mr);
-                    stag.inspect_err(|_| resources.release(id, &[(Quota::Heap, page_heap)]))
-                });
+                .and_then(|mr| self.insert_key(mr));
         let client = resources.client_mut(id)?;
         let stag = match made {
             Ok(stag) => stag,
@@ -134,8 +132,7 @@ impl Memory {
         send_reply_with_fds::<m::AllocFastMr>(client, seq, &reply, fd.as_slice())?;
         let mut region = MemoryRegion::in_arena(PdId(request.pd), ArenaId(request.arena));
         region.list = Some(list);
-        region.heap = page_heap;
-        add_region(client, stag, region);
+        add_region(client, stag, charge.of(region));
         Ok(Served::Replied)
     }
 }
