@@ -14,7 +14,7 @@ use siw_shm::control::messages as m;
 use siw_shm::{CqGeometry, CqProducer};
 
 use super::context::Context;
-use super::pending::AfterBarrier;
+use super::deferred::Then;
 use super::quotas::{Charged, Quota, channel_amounts};
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
@@ -142,15 +142,13 @@ pub(super) fn destroy_cq(context: &mut Context, id: ClientId, cq: CqId) -> Outco
         return Err(Refusal::in_use("completion queue", found.qps));
     }
     context.workers.post_to_all(|| Command::RemoveCq { cq });
-    let then = AfterBarrier::FreeCq(cq);
+    let then = Then::FreeCq(cq);
     Ok(Served::Deferred(context.workers.await_barrier(id, then)))
 }
 
-/// Frees a completion queue that no worker has any more.
-pub(super) fn free_cq(resources: &mut Resources, id: ClientId, seq: u32, cq: CqId) {
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
+/// Frees a completion queue that no worker has any more, and replies.
+pub(super) fn free_cq(resources: &mut Resources, id: ClientId, seq: u32, cq: CqId) -> Outcome {
+    let client = resources.client_mut(id)?;
     if let Some((queue, _charge)) = client.cqs.remove(&cq).map(Charged::split) {
         if let Some(ch) = queue
             .channel
@@ -163,8 +161,9 @@ pub(super) fn free_cq(resources: &mut Resources, id: ClientId, seq: u32, cq: CqI
             client.queues.free(old);
         }
     }
-    let _ = client.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
+    let outcome = send_reply::<m::DestroyCq>(client, seq, &EMPTY);
     resources.cqs.release_number(cq.0);
+    outcome
 }
 
 pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::ResizeCq) -> Outcome {
@@ -197,32 +196,26 @@ pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::Resize
             .workers
             .post_command(worker, Command::ResizeCq { cq, producer });
     }
-    let then = AfterBarrier::ResizeCq {
-        cq: number,
-        geometry,
-    };
+    let cq = number;
+    let then = Then::ResizeCq { cq, geometry };
     Ok(Served::Deferred(context.workers.await_barrier(id, then)))
 }
 
 /// Tells the client where the new rings are, to which all workers write.
-pub(super) fn answer_resize_cq(
+pub(super) fn reply_resized(
     resources: &mut Resources,
     id: ClientId,
     seq: u32,
     cq: CqId,
     geometry: CqGeometry,
-) {
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
-    if let Some(queue) = client.cqs.get_mut(&cq) {
-        queue.entries = geometry.entries;
-        let (place, fd) = client.queues.give(&queue.mem);
-        let reply = cq_reply(cq, geometry, place);
-        let _ = client
-            .conn
-            .send_reply::<m::ResizeCq>(seq, &reply, fd.as_slice());
-    }
+) -> Outcome {
+    let client = resources.client_mut(id)?;
+    let no_such = || Refusal::no_such("completion queue", cq.0);
+    client.cqs.get_mut(&cq).ok_or_else(no_such)?.entries = geometry.entries;
+    let queue = client.cqs.get(&cq).ok_or_else(no_such)?;
+    let (place, fd) = client.queues.give(&queue.mem);
+    let reply = cq_reply(cq, geometry, place);
+    send_reply_with_fds::<m::ResizeCq>(client, seq, &reply, fd.as_slice())
 }
 
 pub(super) fn free_cq_ring(

@@ -10,11 +10,11 @@ use siw_memory::{KeyTable, Retired, Stag};
 
 use super::connections::Connections;
 use super::context::Context;
+use super::deferred::Then;
 use super::helpers::{DisposalQueue, LONG_MEMORY};
 use super::memory::Memory;
 use super::outbox::Outbox;
 use super::peers::has_descriptors_waiting;
-use super::pending::PendingReply;
 use super::quotas::{Charge, Charged, Quota};
 use super::regions::MemoryRegion;
 use super::reports::HelperReport;
@@ -283,9 +283,9 @@ impl Departures {
         } else {
             context.workers.await_frames(id, regions)
         };
-        let waiting = client.waiting.as_ref().map(|waiting| &waiting.what);
+        let waiting = client.waiting.as_ref().map(|waiting| &waiting.what.then);
         let last_key = match waiting {
-            Some(PendingReply::QuiescentKey { ticket, .. }) => Some(*ticket),
+            Some(Then::EndKey(key)) => Some(key.ticket),
             _ => None,
         };
         let departing = DepartingClient {
@@ -358,14 +358,8 @@ impl Departures {
         let Some(departing) = self.clients.get_mut(&id) else {
             return;
         };
-        departing.client.take_waiting(|what| match what {
-            PendingReply::MakeArena { token, .. } | PendingReply::FreeArena { token }
-                if token == done =>
-            {
-                Ok(())
-            }
-            other => Err(other),
-        });
+        let waiting = &mut departing.client.waiting;
+        waiting.take_if(|waiting| waiting.what.token == done);
         if std::mem::take(&mut departing.is_parked) {
             self.ready.push_back(id);
         }

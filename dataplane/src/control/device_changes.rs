@@ -11,8 +11,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use nix::libc;
-use siw_shm::control::Message;
-use siw_shm::control::messages as m;
 use toml::Spanned;
 
 use super::captures::Captures;
@@ -21,12 +19,10 @@ use super::context::Context;
 use super::host_routes::RouteFollower;
 use super::links::{LinkMonitor, Removal, ReturningInterface, WatchedPort};
 use super::memory::Memory;
-use super::pending::PendingReply;
 use super::refusal::Refusal;
 use super::reload::Configuration;
-use super::replies::Served;
 use super::reports::{HelperReport, Reporter};
-use super::resources::{QpPhase, Resources};
+use super::resources::QpPhase;
 use crate::config::{Config, ConfigSource, DeviceConfig};
 use crate::datapath::clock::TscClock;
 use crate::datapath::inbox::WorkerInbox;
@@ -34,6 +30,7 @@ use crate::device::{self, OpenDevice, SecondEnds, SharedStackConfig};
 use crate::device_view::DeviceView;
 use crate::host::LockUse;
 use crate::host_path::{HostThread, HostThreadParts};
+use crate::ids::CommandToken;
 use crate::link_traits::PayloadPolicy;
 use crate::prepared::{DeviceClaims, HostReport, Prepared, StartedDpdk, claim_device};
 use crate::sysfs_tree::DeviceWriter;
@@ -319,6 +316,10 @@ pub(super) struct DeviceChanges {
     pairs: Arc<Mutex<SecondEnds>>,
     /// Opens a device.
     opening: Option<JoinHandle<()>>,
+    /// Operator's request for the device that is being opened.
+    adding: Option<CommandToken>,
+    /// Operators' requests for the removal of devices whose ports are being closed.
+    removing: Vec<(usize, CommandToken)>,
 }
 
 impl Drop for DeviceChanges {
@@ -347,16 +348,20 @@ impl DeviceChanges {
             opener,
             pairs: Arc::default(),
             opening: None,
+            adding: None,
+            removing: Vec::new(),
         }
     }
 
-    /// Starts to open a device of the configuration; [`HelperReport::DeviceOpened`] follows.
+    /// Starts to open a device of the configuration for an operator's request;
+    /// [`HelperReport::DeviceOpened`] follows.
     pub fn begin_add(
         &mut self,
         context: &Context,
         parts: &ChangedParts<'_>,
         name: &str,
-    ) -> Result<Served, Refusal> {
+        token: CommandToken,
+    ) -> Result<(), Refusal> {
         let links = &parts.links;
         let views = &context.devices.views;
         if let Some(device) = context.devices.find_by_name(name) {
@@ -376,7 +381,8 @@ impl DeviceChanges {
             return Err(Refusal::new(libc::EBUSY, why));
         }
         self.begin_opening(context, parts, name, None)?;
-        Ok(Served::Deferred(PendingReply::AddDevice))
+        self.adding = Some(token);
+        Ok(())
     }
 
     /// Starts the thread that opens a device.
@@ -447,16 +453,17 @@ impl DeviceChanges {
         }
     }
 
-    /// Takes over an opened device, and answers the operator.
+    /// Takes over an opened device. Returns the operator's request for it, and its outcome.
     pub fn on_opened(
         &mut self,
         context: &mut Context,
         mut parts: ChangedParts<'_>,
         opened: Result<AddedDevice, Refusal>,
-    ) {
+    ) -> Option<(CommandToken, Result<(), Refusal>)> {
         let opened = match opened {
             Ok(AddedDevice::InterfaceIsBack { device }) => {
-                return self.begin_return(context, &mut parts, device);
+                self.begin_return(context, &mut parts, device);
+                return None;
             }
             Ok(AddedDevice::Open(opened)) => Ok(*opened),
             Err(refusal) => Err(refusal),
@@ -467,18 +474,25 @@ impl DeviceChanges {
         if let Err(refusal) = &outcome {
             tracing::warn!("no device is added: {}", refusal.reason());
         }
-        let is_meant = |what: &PendingReply| matches!(what, PendingReply::AddDevice);
-        answer_waiting(&mut context.resources, is_meant, &outcome);
+        Some((self.adding.take()?, outcome))
     }
 
-    /// Removes a device. Returns the reply to wait for, unless its port is closed already.
+    /// Takes an operator's request for the removal of a device whose port is closed.
+    pub fn take_removal(&mut self, device: usize) -> Option<CommandToken> {
+        let mut removing = self.removing.iter();
+        let found = removing.position(|(other, _)| *other == device)?;
+        Some(self.removing.swap_remove(found).1)
+    }
+
+    /// Removes a device for an operator's request. Returns true if its port is closed already; otherwise
+    /// the request has to wait.
     pub fn begin_removal(
         &mut self,
         context: &mut Context,
         parts: ChangedParts<'_>,
-        device: usize,
-        is_forced: bool,
-    ) -> Result<Option<PendingReply>, Refusal> {
+        (device, is_forced): (usize, bool),
+        token: CommandToken,
+    ) -> Result<bool, Refusal> {
         let found = context.devices.views.get(device);
         let Some(view) = found.filter(|view| !view.is_deleted) else {
             return Err(Refusal::new(libc::ENODEV, format!("no device {device}")));
@@ -518,7 +532,10 @@ impl DeviceChanges {
         links.forget_return(device);
         routes.remove(device);
         let is_closed = links.is_closed(device);
-        Ok((!is_closed).then_some(PendingReply::RemoveDevice { device }))
+        if !is_closed {
+            self.removing.push((device, token));
+        }
+        Ok(is_closed)
     }
 }
 
@@ -565,12 +582,6 @@ fn choose_index(
     deleted
         .find(|(device, _)| links.is_closed(*device) && !is_known(*device))
         .map_or(context.devices.views.len(), |(device, _)| device)
-}
-
-/// Answers the operators that wait for the end of removed devices whose ports are closed.
-pub(super) fn answer_removals(context: &mut Context, links: &LinkMonitor) {
-    let is_meant = |what: &PendingReply| matches!(what, PendingReply::RemoveDevice { device } if links.is_closed(*device));
-    answer_waiting(&mut context.resources, is_meant, &Ok(()));
 }
 
 /// Processes with connections and listeners on a device alone.
@@ -654,31 +665,6 @@ fn take_over(
         .routes
         .load_routes_of(&mut context.devices, &mut context.workers, index);
     Ok(())
-}
-
-/// Answers the clients whose deferred request is meant.
-fn answer_waiting(
-    resources: &mut Resources,
-    is_meant: impl Fn(&PendingReply) -> bool,
-    outcome: &Result<(), Refusal>,
-) {
-    for (id, client) in &mut resources.clients {
-        let waiting = client.take_waiting(|what| match is_meant(&what) {
-            true => Ok(()),
-            false => Err(what),
-        });
-        let Some((seq, ())) = waiting else {
-            continue;
-        };
-        match outcome {
-            Ok(()) => {
-                let reply = &super::operate::NOTHING;
-                let _ = client.conn.send_reply::<m::Operate>(seq, reply, &[]);
-            }
-            Err(refusal) => refusal.send(&client.conn, <m::Operate as Message>::KIND, seq),
-        }
-        resources.answered.push(*id);
-    }
 }
 
 /// The devices of a start, divided among the parts of the control thread.

@@ -11,13 +11,13 @@ use siw_shm::control::{Request, codec};
 use siw_shm::{Access, SharedMemory};
 
 use super::context::Context;
+use super::deferred::{Deferred, DeferredRequest, Then};
 use super::heap;
 use super::helpers::{FilePart, FileSource, MemoryOrder, MemorySource};
 use super::memory::{
     Memory, add_arena, add_region, arena_amounts, check_access, key_amounts, own_arena, own_pages,
 };
 use super::peers::PeerCredentials;
-use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::{Charge, Quota};
 use super::refusal::Refusal;
 use super::regions::{ArenaOrigin, ClientProcess, MemoryRegion, RegionExtents};
@@ -209,11 +209,8 @@ impl Memory {
                 token,
                 source: MemorySource::File(part),
             });
-            return Ok(Served::Deferred(PendingReply::MakeArena {
-                token,
-                charge,
-                origin,
-            }));
+            let then = Then::AddArena { charge, origin };
+            return Ok(Served::Deferred(Deferred::new(token, then)));
         }
         let made = part.map(id, &*self.map_arena);
         add_arena(&mut context.resources, id, seq, charge, origin, made)
@@ -251,7 +248,7 @@ impl Memory {
             return Received::Request;
         };
         if let Ok(Served::Deferred(what)) = served {
-            client.waiting = Some(DeferredRequest { seq, what });
+            client.waiting = Some(DeferredRequest { kind, seq, what });
         } else if let Err(refusal) = served {
             tracing::debug!(client = id.0, "memory not imported: {}", refusal.reason());
             refusal.send(&client.conn, kind, seq);

@@ -17,15 +17,15 @@ use siw_shm::control::messages::{LIST_TEXT, ListPosition, ListReply, ObjectList}
 
 use super::captures::Captures;
 use super::context::Context;
+use super::deferred::{Deferred, Then};
 use super::ends::address_text;
 use super::listening::{ClientListener, Listeners};
 use super::memory::Memory;
-use super::pending::PendingReply;
 use super::refusal::Refusal;
 use super::replies::{Outcome, Served, send_reply};
 use super::resources::{Client, ClientQp, QpPhase, Resources};
 use super::statistics::client_json;
-use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, PdId, Qpn, SrqId};
+use crate::ids::{ClientId, CmListenerId, CqId, PdId, Qpn, SrqId};
 use crate::worker::messages::{Command, ConnectionSnapshot};
 
 /// Clients visited for one page; a page may be empty then.
@@ -515,21 +515,19 @@ fn ask_worker(context: &mut Context, id: ClientId, viewer: Viewer, from: ListPos
         user: (!viewer.is_operator).then_some(viewer.uid),
     };
     context.workers.post_command(worker, command);
-    Served::Deferred(PendingReply::Connections { token })
+    Served::Deferred(Deferred::new(token, Then::ReplyConnections))
 }
 
 /// Answers a request for connections with a worker's snapshots. `next` is the worker's slot at which the
 /// next page begins.
-pub(super) fn on_connections(
+pub(super) fn reply_connections(
     context: &mut Context,
+    id: ClientId,
+    seq: u32,
     worker: usize,
-    token: CommandToken,
     connections: &[ConnectionSnapshot],
     next: Option<u32>,
-) {
-    let Some(id) = token.client else {
-        return;
-    };
+) -> Outcome {
     let mut page = Page::new(ListPosition {
         major: worker as u64,
         minor: 0,
@@ -557,18 +555,7 @@ pub(super) fn on_connections(
         minor: minor.into(),
     };
     page.reply.is_last = (major >= workers).into();
-    let Some(client) = context.resources.clients.get_mut(&id) else {
-        return;
-    };
-    if let Some((seq, ())) = client.take_waiting(|what| match what {
-        PendingReply::Connections { token: of } if of == token => Ok(()),
-        other => Err(other),
-    }) {
-        let _ = client
-            .conn
-            .send_reply::<m::ListObjects>(seq, &page.reply, &[]);
-        context.resources.answered.push(id);
-    }
+    send_reply::<m::ListObjects>(context.resources.client_mut(id)?, seq, &page.reply)
 }
 
 /// State of a connection; an ended one is in no worker.

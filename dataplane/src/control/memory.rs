@@ -11,8 +11,8 @@ use siw_shm::control::messages as m;
 use siw_shm::shared_memory::{PAGE, PageSize, SharedMemory};
 
 use super::context::Context;
+use super::deferred::{Deferred, DeferredRequest, EndedKey, KeyReply, Then};
 use super::helpers::{self, DisposalQueue, LONG_MEMORY, MapArena, MemoryOrder, MemorySource};
-use super::pending::{DeferredRequest, PendingReply, QuiescentReply};
 use super::quotas::{Charge, Charged, Quota};
 use super::refusal::Refusal;
 use super::regions::{ArenaOrigin, ClientArena, MemoryRegion};
@@ -26,7 +26,7 @@ use crate::ids::{ArenaId, ClientId, CommandToken, PdId};
 /// Regions freed at once: each may have thousands of extents.
 const REGIONS_AT_ONCE: usize = 8;
 /// Waiting requests that a turn looks at in vain.
-const REQUESTS_IN_VAIN: usize = 64;
+pub(super) const REQUESTS_IN_VAIN: usize = 64;
 
 /// Quota amounts of an arena of `len` bytes, `huge_len` of them in the daemon's hugepages.
 pub(super) fn arena_amounts(len: u64, huge_len: u64) -> [(Quota, u64); 4] {
@@ -56,8 +56,8 @@ pub(super) struct Memory {
     pub sends_by_reference: bool,
     /// Users whose memory workers may copy with system calls.
     pub process_memory: ProcessMemoryPolicy,
-    /// Clients whose request waits until no worker uses a memory key.
-    pub awaiting: VecDeque<ClientId>,
+    /// Tokens of the requests that wait until no worker uses a memory key.
+    pub awaiting: VecDeque<CommandToken>,
 }
 
 impl Memory {
@@ -84,11 +84,9 @@ impl Memory {
                 token,
                 source: MemorySource::New { len, pages },
             });
-            return Ok(Served::Deferred(PendingReply::MakeArena {
-                token,
-                charge,
-                origin: ArenaOrigin::Allocated,
-            }));
+            let origin = ArenaOrigin::Allocated;
+            let then = Then::AddArena { charge, origin };
+            return Ok(Served::Deferred(Deferred::new(token, then)));
         }
         let made = SharedMemory::create_memfd("siwd-arena", len, pages)
             .and_then(|memory| memory.guard_for(id.fault_owner()))
@@ -139,7 +137,10 @@ impl Memory {
         context
             .helpers
             .dispose(queue, Box::new(removed), Some(report));
-        Ok(Served::Deferred(PendingReply::FreeArena { token }))
+        Ok(Served::Deferred(Deferred::new(
+            token,
+            Then::ReplyArenaFreed,
+        )))
     }
 
     pub(super) fn reg_mr(
@@ -234,8 +235,8 @@ impl Memory {
         if let Some(charge) = charge {
             add_region(client, stag, charge.of(region));
         }
-        let then = QuiescentReply::Rereg { lkey: stag };
-        Ok(self.await_quiescent_key(context, id, ticket, regions, then))
+        let reply = KeyReply::Rereg { lkey: stag };
+        Ok(self.await_quiescent_key(context, id, ticket, regions, reply))
     }
 
     /// Changes the access rights of a region of the application's own memory. The keys stay the
@@ -263,14 +264,14 @@ impl Memory {
         }
         let ticket = self.keys.change_access(lkey, new).map_err(dereg_refusal)?;
         // Frames that still refer to the memory are only read, for retransmission.
-        let then = QuiescentReply::Rereg { lkey };
+        let reply = KeyReply::Rereg { lkey };
         tracing::debug!(
             client = id.0,
             lkey = lkey.0,
             access = new.0,
             "access rights changed"
         );
-        Ok(self.await_quiescent_key(context, id, ticket, Vec::new(), then))
+        Ok(self.await_quiescent_key(context, id, ticket, Vec::new(), reply))
     }
 
     pub(super) fn dereg_mr(
@@ -289,8 +290,8 @@ impl Memory {
             self.keys.unbind_region(lkey, client.mws.keys().copied());
         }
         let ticket = self.keys.deregister(lkey).map_err(dereg_refusal)?;
-        let then = QuiescentReply::Dereg { lkey };
-        Ok(self.await_quiescent_key(context, id, ticket, regions, then))
+        let reply = KeyReply::Dereg { lkey };
+        Ok(self.await_quiescent_key(context, id, ticket, regions, reply))
     }
 
     /// Defers the reply until no worker uses the key and no port holds a frame of this memory,
@@ -302,22 +303,21 @@ impl Memory {
         id: ClientId,
         ticket: Retired,
         regions: Vec<Arc<SharedMemory>>,
-        then: QuiescentReply,
+        reply: KeyReply,
     ) -> Served {
         let (token, left) = if regions.is_empty() || !self.sends_by_reference {
             (context.workers.next_token(Some(id)), 0)
         } else {
             context.workers.await_frames(id, regions.clone())
         };
-        self.awaiting.push_back(id);
-        Served::Deferred(PendingReply::QuiescentKey {
+        self.awaiting.push_back(token);
+        let then = Then::EndKey(EndedKey {
             ticket,
-            token,
-            left,
             late: Vec::new(),
             regions,
-            then,
-        })
+            reply,
+        });
+        Served::Deferred(Deferred { token, left, then })
     }
 
     /// Inserts a key, which is charged already.
@@ -326,43 +326,20 @@ impl Memory {
         inserted.map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))
     }
 
-    /// Frees memory regions that no worker can access, and answers the requests that wait for one.
-    /// Returns the number of regions that wait.
-    pub fn reclaim(&mut self, context: &mut Context, budget: &TurnBudget) -> usize {
-        let waits = self.reclaim_keys(budget);
-        let mut in_vain = 0;
-        while in_vain < REQUESTS_IN_VAIN.min(self.awaiting.len()) {
-            let Some(id) = self.awaiting.pop_front() else {
-                break;
-            };
-            // The client may have left.
-            if let Some(PendingReply::QuiescentKey {
-                ticket, left, late, ..
-            }) = awaited_key(&context.resources, id)
-            {
-                if *left == late.len() && self.keys.is_reclaimed(*ticket) {
-                    finish_quiescent_key(&mut context.resources, id);
-                    context.times.end_work("reclaim");
-                } else {
-                    self.awaiting.push_back(id);
-                    in_vain += 1;
-                }
-            }
-        }
-        waits
-    }
-
     /// Returns true if a request waits only until no worker uses its key.
     pub fn waits_for_keys(&self, resources: &Resources) -> bool {
-        let mut awaiting = self.awaiting.iter();
-        awaiting.any(|id| match awaited_key(resources, *id) {
-            Some(PendingReply::QuiescentKey { left, late, .. }) => *left == late.len(),
-            _ => false,
+        self.awaiting.iter().any(|token| {
+            let client = token.client.and_then(|id| resources.clients.get(&id));
+            let waiting = client.and_then(|client| client.waiting.as_ref());
+            waiting.is_some_and(|DeferredRequest { what, .. }| match &what.then {
+                Then::EndKey(key) => what.token == *token && what.left == key.late.len(),
+                _ => false,
+            })
         })
     }
 
     /// Frees memory regions that no worker can access. Returns the number of those that wait.
-    fn reclaim_keys(&self, budget: &TurnBudget) -> usize {
+    pub fn reclaim_keys(&self, budget: &TurnBudget) -> usize {
         loop {
             let (freed, left) = self.keys.reclaim_some(REGIONS_AT_ONCE);
             if freed == 0 || !budget.has_time() {
@@ -448,92 +425,33 @@ pub(super) fn add_arena(
     Ok(Served::Replied)
 }
 
-/// A helper has made an arena, or failed to. The client may have left.
-pub(super) fn finish_arena(
-    context: &mut Context,
+/// Answers FREE_ARENA.
+pub(super) fn reply_freed(resources: &mut Resources, id: ClientId, seq: u32) -> Outcome {
+    send_reply::<m::FreeArena>(resources.client_mut(id)?, seq, &EMPTY)
+}
+
+/// Answers the request that ended a key, which no worker uses any more. `left` workers still hold frames
+/// of its memory, and report their release with the token.
+pub(super) fn end_key(
+    resources: &mut Resources,
     id: ClientId,
-    token: CommandToken,
-    made: Result<MadeArena, Refusal>,
-) {
-    let client = context.resources.clients.get_mut(&id);
-    let waiting = client.and_then(|client| {
-        client.take_waiting(|what| match what {
-            PendingReply::MakeArena {
-                token: of,
-                charge,
-                origin,
-            } if of == token => Ok((charge, origin)),
-            other => Err(other),
-        })
-    });
-    let Some((seq, (charge, origin))) = waiting else {
-        // The user is unknown: the client has left. Its memory is fresh, and freed as fast as any.
-        let queue = DisposalQueue::Memory(u32::MAX);
-        context.helpers.dispose(queue, Box::new(made), None);
-        return;
-    };
-    let added = add_arena(&mut context.resources, id, seq, charge, origin, made);
-    if let (Err(refusal), Some(client)) = (added, context.resources.clients.get(&id)) {
-        refusal.send(&client.conn, origin.message_kind(), seq);
-    }
-    context.resources.answered.push(id);
-}
-
-/// A helper has freed an arena.
-pub(super) fn finish_free_arena(resources: &mut Resources, id: ClientId, token: CommandToken) {
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
-    if let Some((seq, ())) = client.take_waiting(|what| match what {
-        PendingReply::FreeArena { token: of } if of == token => Ok(()),
-        other => Err(other),
-    }) {
-        let _ = client.conn.send_reply::<m::FreeArena>(seq, &EMPTY, &[]);
-        resources.answered.push(id);
-    }
-}
-
-/// Answers the deferred request: no worker uses the key any more.
-pub(super) fn finish_quiescent_key(resources: &mut Resources, id: ClientId) {
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
-    let Some((seq, (then, token, left, regions))) = client.take_waiting(|what| match what {
-        PendingReply::QuiescentKey {
-            then,
-            token,
-            left,
-            regions,
-            ..
-        } => Ok((then, token, left, regions)),
-        other => Err(other),
-    }) else {
-        return;
-    };
-    client.held_memory.hold(token, left, regions);
-    let _ = match then {
-        QuiescentReply::Dereg { lkey } => {
+    seq: u32,
+    key: EndedKey,
+    (token, left): (CommandToken, usize),
+) -> Outcome {
+    let client = resources.client_mut(id)?;
+    client.held_memory.hold(token, left, key.regions);
+    match key.reply {
+        KeyReply::Dereg { lkey } => {
             drop(remove_region(client, lkey));
-            client.conn.send_reply::<m::DeregMr>(seq, &EMPTY, &[])
+            send_reply::<m::DeregMr>(client, seq, &EMPTY)
         }
-        QuiescentReply::Rereg { lkey } => {
-            let reply = m::MrReply {
-                lkey: lkey.0,
-                rkey: lkey.0,
-            };
-            client.conn.send_reply::<m::ReregMr>(seq, &reply, &[])
+        KeyReply::Rereg { lkey } => {
+            let (lkey, rkey) = (lkey.0, lkey.0);
+            send_reply::<m::ReregMr>(client, seq, &m::MrReply { lkey, rkey })
         }
-        QuiescentReply::DeallocMw(_charge) => {
-            client.conn.send_reply::<m::DeallocMw>(seq, &EMPTY, &[])
-        }
-    };
-    resources.answered.push(id);
-}
-
-/// Reply of a client that waits until no worker uses a key.
-fn awaited_key(resources: &Resources, id: ClientId) -> Option<&PendingReply> {
-    let what = &resources.clients.get(&id)?.waiting.as_ref()?.what;
-    matches!(what, PendingReply::QuiescentKey { .. }).then_some(what)
+        KeyReply::DeallocMw(_charge) => send_reply::<m::DeallocMw>(client, seq, &EMPTY),
+    }
 }
 
 /// Ends the use of a client's address space.
@@ -549,10 +467,10 @@ fn free_process(resources: &mut Resources, id: ClientId, seq: u32, arena: ArenaI
 
 /// A worker's ports have not freed in time the frames that a request waits for.
 pub(super) fn on_frames_held(resources: &mut Resources, worker: usize, token: CommandToken) {
-    if let Some((client, late)) = late_workers(resources, token) {
+    if let Some(late) = late_workers(resources, token) {
         late.push(worker);
         tracing::warn!(
-            client = client.0,
+            client = token.client.map(|id| id.0),
             worker,
             "a port still holds frames of deregistered memory: the memory is kept until they are freed"
         );
@@ -561,27 +479,15 @@ pub(super) fn on_frames_held(resources: &mut Resources, worker: usize, token: Co
 
 /// A late worker's ports have freed the frames before the request was answered.
 pub(super) fn forget_late_worker(resources: &mut Resources, worker: usize, token: CommandToken) {
-    if let Some((_, late)) = late_workers(resources, token) {
+    if let Some(late) = late_workers(resources, token) {
         late.retain(|other| *other != worker);
     }
 }
 
-/// List of late workers of the request that waits for frames with this token, and its client.
-fn late_workers(
-    resources: &mut Resources,
-    token: CommandToken,
-) -> Option<(ClientId, &mut Vec<usize>)> {
-    let id = token.client?;
-    match &mut resources.clients.get_mut(&id)?.waiting {
-        Some(DeferredRequest {
-            what:
-                PendingReply::QuiescentKey {
-                    token: awaited,
-                    late,
-                    ..
-                },
-            ..
-        }) if *awaited == token => Some((id, late)),
+/// List of late workers of the request that waits for frames with this token.
+fn late_workers(resources: &mut Resources, token: CommandToken) -> Option<&mut Vec<usize>> {
+    match &mut resources.deferred_mut(token)?.then {
+        Then::EndKey(key) => Some(&mut key.late),
         _ => None,
     }
 }

@@ -25,6 +25,7 @@ mod completion_queues;
 mod connections;
 mod context;
 mod counter_files;
+mod deferred;
 mod departures;
 pub mod device_changes;
 mod devices;
@@ -48,7 +49,6 @@ mod outbox;
 mod pair_schedule;
 mod pairing;
 pub mod peers;
-mod pending;
 mod queue_pairs;
 pub mod quotas;
 mod refusal;
@@ -85,6 +85,7 @@ pub use self::closer::Closer;
 use self::connections::Connections;
 use self::context::Context;
 use self::counter_files::CounterFiles;
+use self::deferred::{DeferredRequest, Report, Then};
 use self::departures::{Departures, leave_slow_socket};
 use self::device_changes::{
     ChangedParts, DeviceChanges, DeviceOpener, RunningDevice, StartedDevices,
@@ -92,8 +93,8 @@ use self::device_changes::{
 use self::devices::Devices;
 use self::extents::Received;
 use self::heap::FreeHeap;
-use self::helpers::Helpers;
 pub use self::helpers::MapArena;
+use self::helpers::{DisposalQueue, Helpers};
 use self::host_routes::RouteFollower;
 use self::links::{LinkMonitor, Removal};
 use self::loaded_configuration::LoadedConfiguration;
@@ -101,7 +102,6 @@ use self::memory::Memory;
 use self::operators::Operators;
 use self::outbox::TOKEN_OUTBOX;
 use self::peers::SubordinateUsers;
-use self::pending::{AfterBarrier, DeferredRequest};
 use self::refusal::Refusal;
 use self::reload::Configuration;
 use self::replies::{Outcome, RequestState, Served};
@@ -326,7 +326,7 @@ impl ControlThread {
             }
             self.take_worker_events();
             self.take_helper_reports();
-            self.statistics.continue_statistics(&mut self.context);
+            self.continue_statistics();
             self.end_event();
             while let Some(id) = self.acceptor.take_silent_client(&self.context.resources) {
                 self.remove_client(id, "did not send HELLO in time");
@@ -512,8 +512,9 @@ impl ControlThread {
         let limit = COMMANDS_IN_FLIGHT * self.context.workers.worker_count() as u64;
         if client.commands_in_flight >= limit && client.waiting.is_none() {
             client.commands_in_flight = 0;
-            let what = self.context.workers.await_barrier(id, AfterBarrier::ReadOn);
-            client.waiting = Some(DeferredRequest { seq: 0, what });
+            let what = self.context.workers.await_barrier(id, Then::ReadOn);
+            let (kind, seq) = (0, 0);
+            client.waiting = Some(DeferredRequest { kind, seq, what });
         }
     }
 
@@ -582,7 +583,9 @@ impl ControlThread {
         };
         match outcome {
             Ok(Served::Replied) => {}
-            Ok(Served::Deferred(what)) => client.waiting = Some(DeferredRequest { seq, what }),
+            Ok(Served::Deferred(what)) => {
+                client.waiting = Some(DeferredRequest { kind, seq, what });
+            }
             Err(refusal) if refusal.may_be_temporary() && !client.departing_qps.is_empty() => {
                 return RequestState::TryAgain;
             }
@@ -963,13 +966,15 @@ impl ControlThread {
                 for window in windows {
                     self.memory.keys.unbind_stream(window, qpn.0);
                 }
-                queue_pairs::finish_destroy_qp(&mut context.resources, qpn);
+                if let Some(token) = queue_pairs::on_released(&mut context.resources, qpn) {
+                    self.on_report(token, Report::Done);
+                }
             }
             Event::FramesHeld { token } => {
                 memory::on_frames_held(&mut context.resources, worker, token)
             }
-            Event::QpInfo { qpn, token, info } => {
-                queue_pairs::on_qp_info(&mut context.resources, qpn, token, &info)
+            Event::QpInfo { token, info, .. } => {
+                self.on_report(token, Report::QpState(info));
             }
             Event::Async { client, qpn, event } => {
                 queue_pairs::on_qp_event(&mut context.resources, client, qpn, event)
@@ -1017,24 +1022,28 @@ impl ControlThread {
                 token,
                 stats,
             } => {
-                self.statistics.on_worker_stats(
-                    context,
-                    &self.connections.listeners,
-                    worker,
-                    token,
-                    *stats,
-                );
+                if let Some(counters) = context.workers.stats.get_mut(worker) {
+                    *counters = *stats;
+                }
                 if let Some(files) = &mut self.counter_files {
                     let devices = &context.devices.views;
                     files.on_worker_stats(token, &context.workers.stats, devices);
                 }
+                self.on_report(token, Report::Done);
             }
             Event::Connections {
                 worker,
                 token,
                 connections,
                 next,
-            } => lists::on_connections(context, worker, token, &connections, next),
+            } => {
+                let report = Report::Connections {
+                    worker,
+                    connections,
+                    next,
+                };
+                self.on_report(token, report);
+            }
             Event::BarrierReached { worker, token } => self.on_barrier_passed(worker, token),
             Event::Stopped { worker } => {
                 tracing::debug!(worker, "worker stopped");
@@ -1061,22 +1070,18 @@ impl ControlThread {
             return;
         }
         memory::forget_late_worker(&mut context.resources, worker, token);
-        let Some((seq, then)) = context.resources.take_after_barrier(id, token) else {
+        self.on_report(token, Report::Done);
+    }
+
+    /// Writes some rows of statistics that operators read.
+    fn continue_statistics(&mut self) {
+        if !self.statistics.is_writing() {
             return;
-        };
-        let resources = &mut context.resources;
-        match then {
-            AfterBarrier::FreeCq(cq) => completion_queues::free_cq(resources, id, seq, cq),
-            AfterBarrier::ResizeCq { cq, geometry } => {
-                completion_queues::answer_resize_cq(resources, id, seq, cq, geometry)
-            }
-            AfterBarrier::FreeSrq(srq) => shared_receive::free_srq(resources, id, seq, srq),
-            AfterBarrier::ResizeSrq(request) => {
-                shared_receive::resize_srq(context, id, seq, &request)
-            }
-            AfterBarrier::ReadOn => {}
         }
-        context.resources.answered.push(id);
+        if let Some((token, text)) = self.statistics.continue_statistics(&mut self.context) {
+            self.on_report(token, Report::Statistics(text));
+        }
+        self.context.times.end_work("ReadStats, rows");
     }
 
     /// Processes the helpers' reports.
@@ -1089,21 +1094,30 @@ impl ControlThread {
                     made,
                 } => {
                     self.departures.forget_helper(client, token);
-                    memory::finish_arena(&mut self.context, client, token, made);
+                    if let Some(Report::Arena(made)) = self.on_report(token, Report::Arena(made)) {
+                        // The user is unknown: the client has left. Its memory is fresh, and freed as
+                        // fast as any.
+                        let queue = DisposalQueue::Memory(u32::MAX);
+                        self.context.helpers.dispose(queue, Box::new(made), None);
+                    }
                 }
                 HelperReport::HasRoom { uid } => self.context.resources.on_room(uid),
                 HelperReport::Link { device, report } => self.on_link_report(device, &report),
                 HelperReport::ConfigurationRead(loaded) => self.on_configuration_read(*loaded),
                 HelperReport::DeviceOpened(opened) => {
                     let (device_changes, context, parts) = self.split_for_changes();
-                    device_changes.on_opened(context, parts, *opened);
+                    let done = device_changes.on_opened(context, parts, *opened);
+                    if let Some((token, outcome)) = done {
+                        let outcome = outcome.map(|()| String::new());
+                        self.on_report(token, Report::Action(outcome));
+                    }
                 }
                 HelperReport::HeapReturned => self.free_heap.on_returned(),
                 // Its free heap may be returned.
                 HelperReport::ClientGone => {}
                 HelperReport::ArenaFreed { client, token } => {
                     self.departures.forget_helper(client, token);
-                    memory::finish_free_arena(&mut self.context.resources, client, token);
+                    self.on_report(token, Report::Done);
                 }
             }
             self.end_event();
@@ -1127,7 +1141,9 @@ impl ControlThread {
             ),
             LinkReport::Closed => {
                 self.links.on_closed(device);
-                device_changes::answer_removals(&mut self.context, &self.links);
+                while let Some(token) = self.device_changes.take_removal(device) {
+                    self.on_report(token, Report::Action(Ok(String::new())));
+                }
             }
         }
     }
@@ -1142,14 +1158,20 @@ impl ControlThread {
                 &mut self.memory,
             )
         });
-        reload::answer_waiting(&mut self.context.resources, &outcome);
+        if let Err(why) = &outcome {
+            tracing::error!("the configuration is not reloaded, nothing has changed: {why}");
+        }
+        for token in std::mem::take(&mut self.configuration.awaiting) {
+            self.on_report(token, Report::Action(reload::outcome_text(&outcome)));
+        }
         self.configuration.end_reload(&self.context.helpers);
     }
 
     /// Answers deregistrations and frees departed clients that no worker can touch any more.
     fn reclaim_objects(&mut self) {
         let budget = TurnBudget::new();
-        let waits = self.memory.reclaim(&mut self.context, &budget);
+        let waits = self.memory.reclaim_keys(&budget);
+        self.resume_key_requests();
         self.end_event();
         self.departures.reclaim(
             &mut self.context,

@@ -6,11 +6,11 @@ use siw_shm::control::messages::OperatorAction;
 use siw_shm::control::{AsyncEventKind, QpState};
 
 use super::context::Context;
+use super::deferred::{Deferred, Then};
 use super::device_changes::{ChangedParts, DeviceChanges};
 use super::lists::Viewer;
 use super::operator_addresses;
 use super::operator_routes;
-use super::pending::PendingReply;
 use super::refusal::Refusal;
 use super::replies::{Outcome, Served, send_reply};
 use super::resources::{QpPhase, Resources};
@@ -19,7 +19,7 @@ use crate::ids::{ClientId, Qpn};
 use crate::worker::messages::{Command, ModifyTarget};
 
 /// Reply of an action that has nothing to say.
-pub(super) const NOTHING: m::OperateReply = m::OperateReply {
+const NOTHING: m::OperateReply = m::OperateReply {
     len: 0,
     reserved: 0,
     text: [0; m::OPERATE_TEXT],
@@ -60,8 +60,10 @@ pub(super) fn operate(
         }
         OperatorAction::Reload => {
             viewer.require_operator("reload the configuration")?;
+            let token = context.workers.next_token(Some(id));
+            changed.configuration.awaiting.push(token);
             changed.configuration.begin_reload(&context.helpers);
-            return Ok(Served::Deferred(PendingReply::Reload));
+            return Ok(Served::Deferred(Deferred::new(token, Then::ReplyAction)));
         }
         OperatorAction::StopCapture => {
             viewer.require_operator("end captures")?;
@@ -72,16 +74,20 @@ pub(super) fn operate(
         OperatorAction::AddDevice => {
             viewer.require_operator("add devices")?;
             let name = request.text.to_text();
-            return device_changes.begin_add(context, &changed, &name);
+            let token = context.workers.next_token(Some(id));
+            device_changes.begin_add(context, &changed, &name, token)?;
+            return Ok(Served::Deferred(Deferred::new(token, Then::ReplyAction)));
         }
         OperatorAction::RemoveDevice => {
             viewer.require_operator("remove devices")?;
             let device = device_index(request.target)?;
             let is_forced = request.text.to_text() == m::FORCE;
             tracing::warn!(pid, device, is_forced, "an operator removes a device");
-            let pending = device_changes.begin_removal(context, changed, device, is_forced)?;
-            if let Some(pending) = pending {
-                return Ok(Served::Deferred(pending));
+            let token = context.workers.next_token(Some(id));
+            let is_closed =
+                device_changes.begin_removal(context, changed, (device, is_forced), token)?;
+            if !is_closed {
+                return Ok(Served::Deferred(Deferred::new(token, Then::ReplyAction)));
             }
         }
         OperatorAction::SetLimit => {
@@ -90,7 +96,7 @@ pub(super) fn operate(
                 .configuration
                 .set_limit(&mut context.resources, &request.text.to_text());
             let outcome = outcome.map_err(|why| Refusal::new(libc::EINVAL, why))?;
-            return reply_text(context, id, seq, &outcome);
+            return reply_text(&mut context.resources, id, seq, &outcome);
         }
         OperatorAction::ChangeRoutes => {
             viewer.require_operator("change routes")?;
@@ -98,7 +104,7 @@ pub(super) fn operate(
             let follows = changed.routes.follows(device);
             let words = request.text.to_text();
             let outcome = operator_routes::change_routes(context, device, follows, &words)?;
-            return reply_text(context, id, seq, &outcome);
+            return reply_text(&mut context.resources, id, seq, &outcome);
         }
         OperatorAction::ChangeAddresses => {
             viewer.require_operator("change addresses")?;
@@ -107,7 +113,7 @@ pub(super) fn operate(
             let words = request.text.to_text();
             let parts = (&*config, &changed.connections.listeners, &*changed.links);
             let outcome = operator_addresses::change_addresses(context, parts, device, &words)?;
-            return reply_text(context, id, seq, &outcome);
+            return reply_text(&mut context.resources, id, seq, &outcome);
         }
         OperatorAction::ChangeNeighbours => {
             viewer.require_operator("change neighbours")?;
@@ -121,10 +127,10 @@ pub(super) fn operate(
 }
 
 /// Sends the outcome of an action.
-fn reply_text(context: &mut Context, id: ClientId, seq: u32, text: &str) -> Outcome {
+pub(super) fn reply_text(resources: &mut Resources, id: ClientId, seq: u32, text: &str) -> Outcome {
     let why = "done, but the outcome is too long for a reply";
     let reply = m::OperateReply::new(text).ok_or_else(|| Refusal::new(libc::EMSGSIZE, why))?;
-    send_reply::<m::Operate>(context.resources.client_mut(id)?, seq, &reply)
+    send_reply::<m::Operate>(resources.client_mut(id)?, seq, &reply)
 }
 
 fn device_index(target: u64) -> Result<usize, Refusal> {

@@ -11,7 +11,7 @@ use siw_shm::{Access, QpGeometry, wqe};
 
 use super::cm;
 use super::context::Context;
-use super::pending::{DeferredRequest, PendingReply};
+use super::deferred::{Deferred, Then};
 use super::quotas::Quota;
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
@@ -217,7 +217,9 @@ pub(super) fn modify_qp(
             context
                 .workers
                 .post_command(worker, Command::ResetQp { qpn });
-            return Ok(Served::Deferred(PendingReply::ResetQp { qpn }));
+            let token = context.workers.next_token(Some(id));
+            let then = Then::ResetQp(qpn);
+            return Ok(Served::Deferred(Deferred::new(token, then)));
         }
         m::QpState::Error if detached => {
             install_in_error(context, id, qpn)?;
@@ -300,57 +302,35 @@ fn ask_worker(
     context
         .workers
         .post_command(worker, Command::Modify { qpn, to, token });
-    Ok(Served::Deferred(PendingReply::QpInfo { token, modify }))
+    let then = Then::ReplyQpState { qpn, modify };
+    Ok(Served::Deferred(Deferred::new(token, then)))
 }
 
-pub(super) fn on_qp_info(resources: &mut Resources, qpn: Qpn, token: CommandToken, info: &QpInfo) {
-    let Some(id) = resources.owner_of_qp(qpn) else {
-        return;
-    };
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
-    let Some((seq, modify)) = client.take_waiting(|what| match what {
-        PendingReply::QpInfo { token: of, modify } if of == token => Ok(modify),
-        other => Err(other),
-    }) else {
-        return;
-    };
-    let kind = if modify {
-        <m::ModifyQp as m::Message>::KIND
-    } else {
-        <m::QueryQp as m::Message>::KIND
-    };
+/// Answers MODIFY_QP, if `modify`, or QUERY_QP with the worker's description of the queue pair.
+pub(super) fn reply_state(
+    resources: &mut Resources,
+    id: ClientId,
+    seq: u32,
+    (qpn, modify): (Qpn, bool),
+    info: &QpInfo,
+) -> Outcome {
     if let Some(why) = info.refused {
         let why = format!("the queue pair is in {:?}: {why}", info.state);
-        let _ = client.conn.send_refusal(kind, seq, libc::EINVAL, &why);
-    } else if let Ok(reply) = qp_state_reply(client, qpn, Some(info)) {
-        let _ = if modify {
-            client.conn.send_reply::<m::ModifyQp>(seq, &reply, &[])
-        } else {
-            client.conn.send_reply::<m::QueryQp>(seq, &reply, &[])
-        };
+        return Err(Refusal::new(libc::EINVAL, why));
     }
-    resources.answered.push(id);
+    let client = resources.client_mut(id)?;
+    let reply = qp_state_reply(client, qpn, Some(info))?;
+    match modify {
+        true => send_reply::<m::ModifyQp>(client, seq, &reply),
+        false => send_reply::<m::QueryQp>(client, seq, &reply),
+    }
 }
 
-/// The worker has released the queue pair for a reset, which makes it new. Returns false if no
-/// request waits for that.
-pub(super) fn finish_reset(resources: &mut Resources, id: ClientId, qpn: Qpn) -> bool {
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return false;
-    };
-    let Some((seq, ())) = client.take_waiting(|what| match what {
-        PendingReply::ResetQp { qpn: of } if of == qpn => Ok(()),
-        other => Err(other),
-    }) else {
-        return false;
-    };
+/// Makes a queue pair new that its worker has released for a reset, and replies.
+pub(super) fn reset_qp(resources: &mut Resources, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
     // The worker does not have it any more.
     cm::on_completions_polled(resources, qpn);
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return true;
-    };
+    let client = resources.client_mut(id)?;
     if let Some(qp) = client.qps.get_mut(&qpn) {
         let _ = clear_queues(qp);
         qp.connection = None;
@@ -359,11 +339,14 @@ pub(super) fn finish_reset(resources: &mut Resources, id: ClientId, qpn: Qpn) ->
         (qp.worker, qp.ird, qp.ord) = (0, 0, 0);
         (qp.local, qp.peer) = (m::Addr::NONE, m::Addr::NONE);
     }
-    if let Ok(reply) = qp_state_reply(client, qpn, None) {
-        let _ = client.conn.send_reply::<m::ModifyQp>(seq, &reply, &[]);
-    }
-    resources.answered.push(id);
-    true
+    let reply = qp_state_reply(client, qpn, None)?;
+    send_reply::<m::ModifyQp>(client, seq, &reply)
+}
+
+/// Frees a queue pair that its worker has released, and replies.
+pub(super) fn free_qp(resources: &mut Resources, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
+    resources.free_qp(id, qpn);
+    send_reply::<m::DestroyQp>(resources.client_mut(id)?, seq, &EMPTY)
 }
 
 pub(super) fn destroy_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
@@ -373,8 +356,7 @@ pub(super) fn destroy_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn
         .get_mut(&qpn)
         .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
     if qp.phase == QpPhase::Detached {
-        context.resources.free_qp(id, qpn);
-        return send_reply::<m::DestroyQp>(context.resources.client_mut(id)?, seq, &EMPTY);
+        return free_qp(&mut context.resources, id, seq, qpn);
     }
     let worker = qp.worker;
     qp.phase = QpPhase::Leaving;
@@ -382,7 +364,9 @@ pub(super) fn destroy_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn
         .workers
         .post_command(worker, Command::DestroyQp { qpn });
     if seq != UNANSWERED {
-        return Ok(Served::Deferred(PendingReply::DestroyQp { qpn }));
+        let token = context.workers.next_token(Some(id));
+        let then = Then::FreeQp(qpn);
+        return Ok(Served::Deferred(Deferred::new(token, then)));
     }
     // No reply is wanted: the client has forgotten the queue pair, but it stays here until its
     // worker has released it.
@@ -393,38 +377,23 @@ pub(super) fn destroy_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn
     Ok(Served::Replied)
 }
 
-pub(super) fn finish_destroy_qp(resources: &mut Resources, qpn: Qpn) {
-    let Some(id) = resources.owner_of_qp(qpn) else {
-        return;
-    };
-    if finish_reset(resources, id, qpn) {
-        return;
+/// A worker has released a queue pair. Returns the token of the request that waits for it; without one,
+/// the client has destroyed the queue pair without a reply.
+pub(super) fn on_released(resources: &mut Resources, qpn: Qpn) -> Option<CommandToken> {
+    let id = resources.owner_of_qp(qpn)?;
+    let client = resources.clients.get(&id)?;
+    let waiting = client.waiting.as_ref().map(|waiting| &waiting.what);
+    if let Some(waiting) = waiting.filter(|waiting| waiting.awaits_release(qpn)) {
+        return Some(waiting.token);
     }
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
     if client.departing_qps.contains_key(&qpn) {
         resources.free_qp(id, qpn);
-        if resources
-            .clients
-            .get(&id)
-            .is_some_and(|client| client.departing_qps.is_empty())
-        {
+        let client = resources.clients.get(&id)?;
+        if client.departing_qps.is_empty() {
             resources.answered.push(id);
         }
-        return;
     }
-    let waits = matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::DestroyQp { qpn: q }, .. }) if *q == qpn);
-    if !waits {
-        return;
-    }
-    if let Some(waiting) = client.waiting.take() {
-        let _ = client
-            .conn
-            .send_reply::<m::DestroyQp>(waiting.seq, &EMPTY, &[]);
-    }
-    resources.free_qp(id, qpn);
-    resources.answered.push(id);
+    None
 }
 
 /// Reports an asynchronous event of a queue pair to its client.

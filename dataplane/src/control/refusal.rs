@@ -40,6 +40,11 @@ impl Refusal {
         Refusal::new(errno, format!("no shared memory: {error}"))
     }
 
+    /// Refusal: a report does not fit the request that awaits it, which is a bug.
+    pub(super) fn unexpected_report() -> Refusal {
+        Refusal::new(libc::EIO, "siwd mistook a report: please report this bug")
+    }
+
     /// Sends the refusal as the reply to a request.
     pub(super) fn send(&self, conn: &ControlSocket, kind: u16, seq: u32) {
         if seq != UNANSWERED {

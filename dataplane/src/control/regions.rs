@@ -6,7 +6,6 @@ use std::sync::Arc;
 use siw_memory::ProcessMemory;
 use siw_memory::queue_allocator::QueueMemory;
 use siw_shm::SharedMemory;
-use siw_shm::control::messages::{AllocArena, ImportMemory, ImportOwnFile, Message};
 
 use super::arena_files::ListedFile;
 use crate::ids::{ArenaId, PdId};
@@ -23,15 +22,6 @@ pub enum ArenaOrigin {
 }
 
 impl ArenaOrigin {
-    /// Number of the request (`Message::KIND`).
-    pub fn message_kind(self) -> u16 {
-        match self {
-            ArenaOrigin::Allocated => AllocArena::KIND,
-            ArenaOrigin::Imported => ImportMemory::KIND,
-            ArenaOrigin::OwnFile => ImportOwnFile::KIND,
-        }
-    }
-
     /// Its memory does not come from the daemon's hugepages, and stays its owner's.
     pub fn is_imported(self) -> bool {
         self != ArenaOrigin::Allocated

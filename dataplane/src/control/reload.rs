@@ -16,12 +16,12 @@ use super::heap::heap_of_one;
 use super::helpers::Helpers;
 use super::loaded_configuration::LoadedConfiguration;
 use super::memory::Memory;
-use super::pending::PendingReply;
 use super::quotas::{HostCapacity, QuotaLimits};
 use super::refusal::Refusal;
 use super::reports::HelperReport;
 use super::resources::Resources;
 use crate::config::{Config, ConfigSource, DeviceConfig};
+use crate::ids::CommandToken;
 
 /// Settings of `[limits]` that workers read at their start.
 const LIMITS_OF_WORKERS: [&str; 2] = ["limits.connections", "limits.pending_connections_per_user"];
@@ -108,6 +108,8 @@ pub struct Configuration {
     current: Config,
     capacity: HostCapacity,
     is_reading: bool,
+    /// Tokens of the operators' requests for a reload.
+    pub(super) awaiting: Vec<CommandToken>,
     /// A reload was asked for while the file was being read, perhaps before its last change.
     is_stale: bool,
 }
@@ -120,6 +122,7 @@ impl Configuration {
             current,
             capacity,
             is_reading: false,
+            awaiting: Vec::new(),
             is_stale: false,
         }
     }
@@ -237,38 +240,20 @@ impl Configuration {
     }
 }
 
-/// Answers the clients that asked for a reload.
-pub(super) fn answer_waiting(resources: &mut Resources, outcome: &Result<ReloadOutcome, String>) {
+/// Text of a reload's outcome for operators.
+///
+/// # Errors
+/// It is too long for a reply.
+pub(super) fn outcome_text(outcome: &Result<ReloadOutcome, String>) -> Result<String, Refusal> {
     let text = match outcome {
         Ok(outcome) => serde_json::to_string(outcome).unwrap_or_default(),
-        Err(why) => {
-            tracing::error!("the configuration is not reloaded, nothing has changed: {why}");
-            serde_json::json!({ "error": why }).to_string()
-        }
+        Err(why) => serde_json::json!({ "error": why }).to_string(),
     };
-    for (id, client) in &mut resources.clients {
-        let waiting = client.take_waiting(|what| match what {
-            PendingReply::Reload => Ok(()),
-            other => Err(other),
-        });
-        let Some((seq, ())) = waiting else {
-            continue;
-        };
-        match m::OperateReply::new(&text) {
-            Some(reply) => {
-                let _ = client.conn.send_reply::<m::Operate>(seq, &reply, &[]);
-            }
-            None => {
-                let why = "reloaded, but the list of changes is too long: see the log of siwd";
-                Refusal::new(libc::EMSGSIZE, why).send(
-                    &client.conn,
-                    <m::Operate as siw_shm::control::Message>::KIND,
-                    seq,
-                );
-            }
-        }
-        resources.answered.push(*id);
+    if text.len() > m::OPERATE_TEXT {
+        let why = "reloaded, but the list of changes is too long: see the log of siwd";
+        return Err(Refusal::new(libc::EMSGSIZE, why));
     }
+    Ok(text)
 }
 
 #[cfg(test)]

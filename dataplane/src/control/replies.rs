@@ -5,15 +5,15 @@ use std::os::fd::BorrowedFd;
 use siw_shm::control::Message;
 use siw_shm::control::messages as m;
 
-use super::pending::PendingReply;
+use super::deferred::Deferred;
 use super::refusal::Refusal;
 use super::resources::Client;
 
 /// Outcome of a served request.
 pub(super) enum Served {
     Replied,
-    /// A worker must answer first.
-    Deferred(PendingReply),
+    /// Workers or helpers must report first.
+    Deferred(Deferred),
 }
 
 /// Progress of a request.

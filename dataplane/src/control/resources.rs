@@ -25,21 +25,20 @@ use siw_shm::work_queue::state_offset;
 use siw_shm::{Access, LowWaterMark, QpGeometry, RqConsumer, SqConsumer, SrqGeometry, SrqRing};
 
 use super::arena_files::ArenaFiles;
+use super::deferred::DeferredRequest;
 use super::ends::ConnectionEnds;
 use super::flight_recorder::{FlightRecorder, NewEvent, Owner};
 use super::held_memory::HeldMemory;
 use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
 use super::pair_schedule::{PairAttempt, PairSchedule};
 use super::peers::PeerCredentials;
-use super::pending::{AfterBarrier, DeferredRequest, PendingReply};
 use super::quotas::{Account, Charge, Charged, Ledger, Quota, QuotaLimits};
 use super::refusal::Refusal;
 use super::regions::{ClientArena, ClientProcess, MemoryRegion, RegisteredSums};
 use crate::config::LimitsConfig;
 use crate::host_ports::PortClaim;
 use crate::ids::{
-    ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
-    ResolutionId, SrqId,
+    ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, ResolutionId, SrqId,
 };
 use crate::worker::messages::{ConnectionSnapshot, DisconnectReason, QpSetup};
 
@@ -263,22 +262,6 @@ const NOTHING_VARYING: [(Quota, u64); 4] = [
 ];
 
 impl Client {
-    /// Takes the deferred request if `open` accepts what it waits for; returns the sequence number of
-    /// its reply and the result of `open`.
-    pub fn take_waiting<T>(
-        &mut self,
-        open: impl FnOnce(PendingReply) -> Result<T, PendingReply>,
-    ) -> Option<(u32, T)> {
-        let DeferredRequest { seq, what } = self.waiting.take()?;
-        match open(what) {
-            Ok(opened) => Some((seq, opened)),
-            Err(what) => {
-                self.waiting = Some(DeferredRequest { seq, what });
-                None
-            }
-        }
-    }
-
     /// Creates a client that has just connected, with its account and the charge for that.
     pub fn new(
         id: ClientId,
@@ -366,11 +349,8 @@ impl Client {
     /// Returns true if a helper allocates or frees memory for the client: its account stays open
     /// until then.
     pub fn waits_for_helper(&self) -> bool {
-        let waiting = self.waiting.as_ref().map(|waiting| &waiting.what);
-        matches!(
-            waiting,
-            Some(PendingReply::MakeArena { .. } | PendingReply::FreeArena { .. })
-        )
+        let waiting = self.waiting.as_ref();
+        waiting.is_some_and(|waiting| waiting.what.awaits_helper())
     }
 
     /// The worker's ends of a queue pair's rings.
@@ -839,29 +819,6 @@ impl Resources {
     pub fn own_queues(&mut self, id: ClientId) -> std::io::Result<()> {
         let client = self.clients.get_mut(&id);
         client.map_or(Ok(()), |client| client.queues.own_regions())
-    }
-
-    /// Counts a worker's answer that a client's request may wait for. Returns the number of missing
-    /// ones; `None` if it waits for something else.
-    pub fn count_answer(&mut self, id: ClientId, token: CommandToken) -> Option<usize> {
-        let client = self.clients.get_mut(&id)?;
-        client.waiting.as_mut()?.what.count_answer(token)
-    }
-
-    /// Counts a worker's answer to a barrier. When it is the last one, takes the request that waits for
-    /// it, with its sequence number.
-    pub fn take_after_barrier(
-        &mut self,
-        id: ClientId,
-        token: CommandToken,
-    ) -> Option<(u32, AfterBarrier)> {
-        if self.count_answer(id, token)? > 0 {
-            return None;
-        }
-        self.clients.get_mut(&id)?.take_waiting(|what| match what {
-            PendingReply::Barrier { then, .. } => Ok(then),
-            other => Err(other),
-        })
     }
 
     /// Updates a client's account to what it holds without charges of their own.

@@ -8,7 +8,7 @@ use siw_shm::control::messages as m;
 use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::context::Context;
-use super::pending::AfterBarrier;
+use super::deferred::Then;
 use super::quotas::{Charged, Quota};
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
@@ -168,7 +168,7 @@ pub(super) fn modify_srq(
             ));
         }
         if srq.rings.len() >= MOST_RINGS && may_wait {
-            let then = AfterBarrier::ResizeSrq(*request);
+            let then = Then::ResizeSrq(*request);
             return Ok(Served::Deferred(context.workers.await_barrier(id, then)));
         }
         if srq.rings.len() >= MOST_RINGS {
@@ -243,15 +243,6 @@ pub(super) fn modify_srq(
     Ok(Served::Replied)
 }
 
-/// Continues a resize: the workers have executed the commands of earlier ones.
-pub(super) fn resize_srq(context: &mut Context, id: ClientId, seq: u32, request: &m::ModifySrq) {
-    if let Err(refusal) = modify_srq(context, id, seq, request, false)
-        && let Some(client) = context.resources.clients.get(&id)
-    {
-        refusal.send(&client.conn, <m::ModifySrq as m::Message>::KIND, seq);
-    }
-}
-
 pub(super) fn query_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
     let client = resources.client_mut(id)?;
     let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
@@ -273,15 +264,13 @@ pub(super) fn destroy_srq(context: &mut Context, id: ClientId, srq: SrqId) -> Ou
         return Err(Refusal::in_use("shared receive queue", queue.qps));
     }
     context.workers.post_to_all(|| Command::RemoveSrq { srq });
-    let then = AfterBarrier::FreeSrq(srq);
+    let then = Then::FreeSrq(srq);
     Ok(Served::Deferred(context.workers.await_barrier(id, then)))
 }
 
-/// Frees a shared receive queue that no worker has any more.
-pub(super) fn free_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: SrqId) {
-    let Some(client) = resources.clients.get_mut(&id) else {
-        return;
-    };
+/// Frees a shared receive queue that no worker has any more, and replies.
+pub(super) fn free_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
+    let client = resources.client_mut(id)?;
     if let Some((queue, _charge)) = client.srqs.remove(&srq).map(Charged::split) {
         if let Some(pd) = client.pds.get_mut(&queue.pd) {
             pd.users -= 1;
@@ -290,8 +279,9 @@ pub(super) fn free_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: S
             client.queues.free(mem);
         }
     }
-    let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
+    let outcome = send_reply::<m::DestroySrq>(client, seq, &EMPTY);
     resources.srqs.release_number(srq.0);
+    outcome
 }
 
 pub(super) fn srq_limit(resources: &mut Resources, client: ClientId, srq: SrqId) {

@@ -6,8 +6,7 @@ use siw_shm::control::messages as m;
 
 use super::context::Context;
 use super::counter_files::sum_of_device;
-use super::listening::Listeners;
-use super::pending::{DeferredRequest, PendingReply};
+use super::deferred::{Deferred, Then};
 use super::quotas::Quota;
 use super::replies::{Outcome, Served, send_reply};
 use super::resources::{Client, Resources};
@@ -70,8 +69,8 @@ impl StatisticsText {
 pub(super) struct Statistics {
     /// Effective settings of the daemon.
     settings: serde_json::Value,
-    /// Operators whose statistics are being written, a part in each turn.
-    reading: VecDeque<(ClientId, StatisticsText)>,
+    /// Requests of operators whose statistics are being written, a part in each turn.
+    reading: VecDeque<(CommandToken, StatisticsText)>,
 }
 
 impl Statistics {
@@ -88,28 +87,13 @@ impl Statistics {
         !self.reading.is_empty()
     }
 
-    /// Answers a statistics request once all workers have reported.
-    pub(super) fn on_worker_stats(
+    /// Begins to write the statistics that an operator reads, after all workers have reported.
+    pub(super) fn begin(
         &mut self,
         context: &mut Context,
-        listeners: &Listeners,
-        worker: usize,
-        token: CommandToken,
-        stats: WorkerStats,
-    ) {
-        if let Some(counters) = context.workers.stats.get_mut(worker) {
-            *counters = stats;
-        }
-        let Some(id) = token.client else {
-            return;
-        };
-        let left = context.resources.count_answer(id, token);
-        if left == Some(0) {
-            self.begin_statistics(context, listeners.len(), id);
-        }
-    }
-
-    fn begin_statistics(&mut self, context: &mut Context, listeners: usize, id: ClientId) {
+        listeners: usize,
+        id: ClientId,
+    ) -> Served {
         let listed = |device: &usize| !context.devices.views[*device].is_deleted;
         let views = context.devices.views.iter();
         let views = views.filter(|view| !view.is_deleted);
@@ -141,43 +125,35 @@ impl Statistics {
                 Section::new(r#","users":{"#, users, '}'),
             ]),
         };
-        let client = context.resources.clients.get_mut(&id);
-        if let Some(waiting) = client.and_then(|client| client.waiting.as_mut()) {
-            waiting.what = PendingReply::WriteStats;
-            self.reading.push_back((id, statistics));
-        }
+        let token = context.workers.next_token(Some(id));
+        self.reading.push_back((token, statistics));
+        Served::Deferred(Deferred::new(token, Then::ReplyStatistics))
     }
 
-    /// Writes some rows of the statistics of one operator, and replies after the last one.
-    pub fn continue_statistics(&mut self, context: &mut Context) {
-        let Some((id, mut statistics)) = self.reading.pop_front() else {
-            return;
-        };
-        let waits = |what: &PendingReply| matches!(what, PendingReply::WriteStats);
+    /// Writes some rows of the statistics of one operator. Returns the whole text after the last one.
+    pub fn continue_statistics(&mut self, context: &mut Context) -> Option<(CommandToken, String)> {
+        let (token, mut statistics) = self.reading.pop_front()?;
         // The client may have left.
-        let Some(client) = context.resources.clients.get(&id) else {
-            return;
-        };
-        if !client
-            .waiting
-            .as_ref()
-            .is_some_and(|waiting| waits(&waiting.what))
-        {
-            return;
+        context.resources.deferred_mut(token)?;
+        if write_rows(context, &mut statistics) {
+            return Some((token, statistics.text));
         }
-        let is_complete = write_rows(context, &mut statistics);
-        if !is_complete {
-            self.reading.push_back((id, statistics));
-        } else if let Some(client) = context.resources.clients.get_mut(&id)
-            && let Some(DeferredRequest { seq, .. }) = client.waiting.take()
-        {
-            let part = statistics_part(&statistics.text, 0);
-            let _ = client.conn.send_reply::<m::ReadStats>(seq, &part, &[]);
-            client.stats_text = rest_to_read(statistics.text, &part);
-            context.resources.answered.push(id);
-        }
-        context.times.end_work("ReadStats, rows");
+        self.reading.push_back((token, statistics));
+        None
     }
+}
+
+/// Sends the begin of an operator's statistics, and keeps the rest to be read.
+pub(super) fn reply_statistics(
+    resources: &mut Resources,
+    id: ClientId,
+    seq: u32,
+    text: String,
+) -> Outcome {
+    let client = resources.client_mut(id)?;
+    let part = statistics_part(&text, 0);
+    client.stats_text = rest_to_read(text, &part);
+    send_reply::<m::ReadStats>(client, seq, &part)
 }
 
 pub(super) fn read_statistics(
@@ -197,15 +173,13 @@ pub(super) fn read_statistics(
     }
     if !client.account.is_operator() {
         let text = own_statistics(&context.resources, id);
-        let client = context.resources.client_mut(id)?;
-        let part = statistics_part(&text, 0);
-        client.stats_text = rest_to_read(text, &part);
-        return send_reply::<m::ReadStats>(client, seq, &part);
+        return reply_statistics(&mut context.resources, id, seq, text);
     }
     let token = context.workers.next_token(Some(id));
     let left = context.workers.worker_count();
     context.workers.post_to_all(|| Command::Stats { token });
-    Ok(Served::Deferred(PendingReply::Stats { token, left }))
+    let then = Then::WriteStatistics;
+    Ok(Served::Deferred(Deferred { token, left, then }))
 }
 
 /// Adds rows; returns true if the text is complete.

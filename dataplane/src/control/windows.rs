@@ -8,9 +8,9 @@ use siw_shm::control::messages as m;
 use siw_shm::local_wqe::MAX_FAST_PAGES;
 
 use super::context::Context;
+use super::deferred::KeyReply;
 use super::heap;
 use super::memory::{Memory, add_region, key_amounts, own_arena};
-use super::pending::QuiescentReply;
 use super::refusal::Refusal;
 use super::regions::MemoryRegion;
 use super::replies::{Outcome, Served, send_reply, send_reply_with_fds};
@@ -73,9 +73,9 @@ impl Memory {
             pd.users -= 1;
         }
         let ticket = self.keys.remove(rkey).ok_or_else(unknown)?;
-        let then = QuiescentReply::DeallocMw(charge);
+        let reply = KeyReply::DeallocMw(charge);
         // No memory to wait for: the deregistration of the window's region waits for frames.
-        Ok(self.await_quiescent_key(context, id, ticket, Vec::new(), then))
+        Ok(self.await_quiescent_key(context, id, ticket, Vec::new(), reply))
     }
 
     pub(super) fn alloc_fast_mr(

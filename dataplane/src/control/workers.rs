@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use siw_shm::SharedMemory;
 
-use super::pending::{AfterBarrier, PendingReply};
+use super::deferred::{Deferred, Then};
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::messages::{Command, Event, WorkerStats};
 use crate::worker::{Mailbox, region_address};
@@ -147,9 +147,9 @@ impl WorkerSet {
     }
 
     /// Posts a barrier for a client's request; `then` follows it.
-    pub fn await_barrier(&mut self, client: ClientId, then: AfterBarrier) -> PendingReply {
+    pub fn await_barrier(&mut self, client: ClientId, then: Then) -> Deferred {
         let (token, left) = self.post_barrier(Some(client));
-        PendingReply::Barrier { token, left, then }
+        Deferred { token, left, then }
     }
 
     /// Requests a report from every worker when no port holds a frame that refers to these regions

@@ -662,7 +662,7 @@ mod tests {
             1500,
         );
         let mut output = PortOutput::new(TxPath::Queue(tx), 0, link);
-        let mut fill = |output: &mut PortOutput| {
+        let fill = |output: &mut PortOutput| {
             while !output.batch.is_full() {
                 assert!(output.batch.push(Mbuf::alloc(&pool).unwrap()).is_ok());
                 output.transmit_batch();
