@@ -876,7 +876,20 @@ impl ClientInner {
         let Some((bell, eventfd)) = self.workers.get(worker as usize) else {
             return;
         };
-        bell.ring_doorbell(qp_num);
+        bell.ring_doorbell(qp_num, || self.await_doorbell_slot(worker, eventfd));
+        self.wake_sleeping_worker(worker, eventfd);
+    }
+
+    /// Lets a worker take doorbells of a full ring. Returns false if the daemon has ended.
+    #[cold]
+    fn await_doorbell_slot(&self, worker: u32, eventfd: &KeptDescriptor) -> bool {
+        self.wake_sleeping_worker(worker, eventfd);
+        std::thread::yield_now();
+        self.check_alive()
+    }
+
+    #[inline]
+    fn wake_sleeping_worker(&self, worker: u32, eventfd: &KeptDescriptor) {
         if self.page.must_wake(worker) {
             // The counter is full only if the worker has already been woken.
             let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());

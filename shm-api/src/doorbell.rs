@@ -8,8 +8,11 @@
 //! ```
 //! Post: write the SQ tail, swap the QP's `pending` to 1; if it was 0, claim a slot and store the
 //! number; fence; read `sleeping`; write the eventfd if it is set. Worker: take a number, zero the
-//! slot, swap `pending` to 0, read the SQ. A QP is on the ring at most once, so a ring as long as the
-//! client's QP limit is never full, and a worker never scans QPs.
+//! slot, swap `pending` to 0, read the SQ. A QP is on the ring at most once, and a worker never scans QPs.
+//!
+//! A client whose QPs are more than the ring has slots may find its slot filled. It waits until the worker
+//! has taken that number, which depends on no client. Libraries without
+//! [`FEATURE_DOORBELL_WAIT`](crate::control::messages::FEATURE_DOORBELL_WAIT) get a ring that is never full.
 //!
 //! A worker may leave `pending` set after it took the number, and poll the SQ's tail meanwhile: the
 //! client then rings no doorbells. To stop polling, it clears the word and checks the tail once more.
@@ -27,6 +30,9 @@ use std::sync::Arc;
 pub const HEADER: usize = 64;
 /// Maximum number of entries of one ring.
 pub const MAX_CAPACITY: u32 = 1 << 20;
+/// Maximum number of entries of a ring whose client waits for a free slot: 16 KiB, and as many doorbells
+/// as a worker takes from a client in 64 batches.
+pub const MAX_CAPACITY_OF_WAITING: u32 = 4096;
 
 /// Bytes of one ring of `capacity` numbers, a multiple of 64.
 pub fn ring_len(capacity: u32) -> usize {
@@ -83,11 +89,12 @@ impl DoorbellProducer {
     }
 
     /// Puts a QP number on the ring. Call only after `SqProducer::publish_posted` returned true, then
-    /// check [`WorkerPageView::must_wake`].
+    /// check [`WorkerPageView::must_wake`]. While the ring is full, calls `wait`, which wakes the worker if
+    /// it sleeps, lets time pass, and returns false if the worker takes no numbers any more.
     #[inline]
-    pub fn ring_doorbell(&self, qp_num: u32) {
+    pub fn ring_doorbell(&self, qp_num: u32, mut wait: impl FnMut() -> bool) {
         let slot = doorbell::claim_slot(self.0.tail_word(), self.0.mask);
-        doorbell::fill_slot(self.0.slot_word(slot), qp_num);
+        while !doorbell::fill_slot(self.0.slot_word(slot), qp_num) && wait() {}
     }
 }
 

@@ -579,14 +579,67 @@ fn doorbells_name_each_pending_queue_once() {
     let mut consumer = DoorbellConsumer::new(memory, off, 4).unwrap();
     assert!(!consumer.has_work());
     for lap in 0..10 {
-        producer.ring_doorbell(lap);
-        producer.ring_doorbell(0xff_ffff);
+        producer.ring_doorbell(lap, || panic!("the ring is full"));
+        producer.ring_doorbell(0xff_ffff, || panic!("the ring is full"));
         assert!(consumer.has_work());
         assert_eq!(
             (consumer.pop(), consumer.pop(), consumer.pop()),
             (Some(lap), Some(0xff_ffff), None)
         );
     }
+}
+
+#[test]
+fn doorbells_of_more_queues_than_slots_all_arrive_and_a_full_ring_is_waited_for() {
+    const THREADS: u32 = 4;
+    const EACH: u32 = 10_000;
+    let memory = new_memory(doorbell::ring_len(64));
+    let producer = DoorbellProducer::new(memory.clone(), 0, 64).unwrap();
+    let mut consumer = DoorbellConsumer::new(memory, 0, 64).unwrap();
+    let waits = std::sync::atomic::AtomicU32::new(0);
+    let mut seen = vec![0; (THREADS * EACH) as usize];
+    let mut take_all = |consumer: &mut DoorbellConsumer, count: u32| {
+        for _ in 0..count {
+            let number = loop {
+                match consumer.pop() {
+                    Some(number) => break number,
+                    None => std::thread::yield_now(),
+                }
+            };
+            seen[number as usize] += 1;
+        }
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (producer, waits) = (&producer, &waits);
+            scope.spawn(move || {
+                for number in thread * EACH..(thread + 1) * EACH {
+                    producer.ring_doorbell(number, || {
+                        waits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        std::thread::yield_now();
+                        true
+                    });
+                }
+            });
+        }
+        // Nothing is taken until the ring was full once.
+        while waits.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        take_all(&mut consumer, THREADS * EACH);
+    });
+    assert!(seen.iter().all(|times| *times == 1), "each arrives once");
+    assert!(!consumer.has_work());
+    // A worker that takes nothing any more ends the wait.
+    for number in 0..64 {
+        producer.ring_doorbell(number, || panic!("the ring is full"));
+    }
+    let mut waited = 0;
+    producer.ring_doorbell(64, || {
+        waited += 1;
+        waited < 3
+    });
+    assert_eq!((waited, consumer.pop()), (3, Some(0)));
 }
 
 #[test]

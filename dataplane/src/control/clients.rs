@@ -280,14 +280,19 @@ impl Acceptor {
         if client.greeted {
             return Err(Refusal::new(libc::EISCONN, "HELLO was already sent"));
         }
+        let waits = hello.features & m::FEATURE_DOORBELL_WAIT != 0;
+        let most = match waits {
+            true => doorbell::MAX_CAPACITY_OF_WAITING,
+            false => doorbell::MAX_CAPACITY,
+        };
         let capacity = context
             .resources
             .limits
             .queue_pairs_per_client
             // A destroyed queue pair may leave an entry behind.
             .saturating_mul(2)
-            .next_power_of_two()
-            .clamp(64, doorbell::MAX_CAPACITY);
+            .clamp(64, most)
+            .next_power_of_two();
         let len = doorbell::ring_len(capacity) * workers as usize;
         // The client can touch all of it, so all of it is charged.
         let amounts = [(Quota::Memory, len as u64)];

@@ -422,11 +422,11 @@ mod tests {
     fn a_client_that_rings_without_end_has_its_share_of_a_batch_and_no_more() {
         let (mut greedy, ring) = new_client(1);
         for number in 0..CAPACITY / 2 {
-            ring.ring_doorbell(number);
+            ring.ring_doorbell(number, || false);
         }
         for _ in 0..100 {
             // Rings as fast as the worker takes doorbells.
-            let taken = take_batch(&mut greedy, || ring.ring_doorbell(u32::MAX - 1));
+            let taken = take_batch(&mut greedy, || ring.ring_doorbell(u32::MAX - 1, || false));
             assert_eq!(taken, THRESHOLDS.doorbells_per_client);
         }
         // When it rings no more, the rest is taken and nothing is lost.
@@ -459,7 +459,7 @@ mod tests {
             .collect();
         // Clients that were not active take the places of active ones.
         for ring in rings.iter().rev() {
-            ring.ring_doorbell(1);
+            ring.ring_doorbell(1, || false);
             scheduler.take_doorbells(&mut QpTable::default());
         }
         for number in (0..CLIENTS).step_by(3) {
@@ -519,15 +519,15 @@ mod tests {
         let clients = [new_client(1), new_client(2)];
         let [(mut greedy, rung), (mut honest, ring)] = clients;
         for number in 0..CAPACITY {
-            rung.ring_doorbell(number);
+            rung.ring_doorbell(number, || false);
         }
         for number in 1..20 {
             for _ in 0..number {
-                ring.ring_doorbell(number);
+                ring.ring_doorbell(number, || false);
             }
             // One batch looks at both.
             let taken = (
-                take_batch(&mut greedy, || rung.ring_doorbell(0)),
+                take_batch(&mut greedy, || rung.ring_doorbell(0, || false)),
                 take_batch(&mut honest, || {}),
             );
             assert_eq!(taken, (THRESHOLDS.doorbells_per_client, number as usize));

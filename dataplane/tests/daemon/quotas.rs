@@ -57,7 +57,7 @@ fn a_thousand_clients_live_side_by_side() {
 fn each_limit_names_its_key_and_gives_back_what_is_gone() {
     let d = with_limits(
         "descriptors_per_client = 30\nlisteners_per_client = 3\nevent_channels_per_client = 5\n\
-         memory_per_client = \"9728 KiB\"",
+         memory_per_client = \"8704 KiB\"",
     );
     let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
@@ -151,7 +151,7 @@ fn connections_that_nobody_accepts_are_bounded() {
 
 #[test]
 fn memory_of_all_clients_is_one_sum() {
-    let d = with_limits("memory = \"27 MiB\"\nmemory_per_user = \"64 MiB\"");
+    let d = with_limits("memory = \"25 MiB\"\nmemory_per_user = \"64 MiB\"");
     let (first, second) = (d.context(), d.context());
     let _large = Arena::alloc(&second, 12 << 20, false).unwrap();
     let held = Arena::alloc(&first, 10 << 20, false).unwrap();

@@ -10,6 +10,7 @@ mod client_lib;
 mod client_races;
 mod completion_queues;
 mod deregistration;
+mod doorbells;
 mod errors_to_completions;
 mod invalidation_races;
 mod live_memory;

@@ -25,19 +25,23 @@ pub fn clear_pending(pending: &AtomicU32) {
     pending.swap(0, Ordering::AcqRel);
 }
 
-/// Client: claims the next doorbell slot. Bounded by the pending words: a queue
-/// is on the ring at most once.
+/// Client: claims the next doorbell slot, which an earlier claim may still occupy.
 #[inline]
 pub fn claim_slot(tail: &AtomicU32, mask: u32) -> u32 {
     // Relaxed: only the number matters; the slot's own word carries the data.
     tail.fetch_add(1, Ordering::Relaxed) & mask
 }
 
-/// Client: fills a claimed doorbell slot.
+/// Client: fills a claimed doorbell slot. `false`: an earlier number is still in it; the caller tries
+/// again once the worker has taken that. Claims of one slot may be filled in any order: the worker takes
+/// as many numbers from a slot as were claimed.
 #[inline]
-pub fn fill_slot(slot: &AtomicU32, number: u32) {
-    // Pairs with the Acquire in `take_slot`.
-    slot.store(number.wrapping_add(1), Ordering::Release);
+pub fn fill_slot(slot: &AtomicU32, number: u32) -> bool {
+    // Release pairs with the Acquire in `take_slot`. Relaxed: nothing is read on account of the 0. An
+    // exchange, because another thread may have claimed the same slot a lap later.
+    let filled = number.wrapping_add(1);
+    slot.compare_exchange(0, filled, Ordering::Release, Ordering::Relaxed)
+        .is_ok()
 }
 
 /// Worker: takes the number from the next doorbell slot, if it is filled.
@@ -48,8 +52,8 @@ pub fn take_slot(slot: &AtomicU32) -> Option<u32> {
     if filled == 0 {
         return None;
     }
-    // Relaxed: it precedes the Release half of `clear_pending` for this number, and thus any new
-    // claim of this slot by the client.
+    // Relaxed: a client that waits for the slot needs no more than the value. For one that does not, it
+    // precedes the Release half of `clear_pending` for this number, and thus any new claim of this slot.
     slot.store(0, Ordering::Relaxed);
     Some(filled - 1)
 }

@@ -359,7 +359,10 @@ impl Bell {
         self.sq_tail[qp].store(tail, Ordering::Release);
         if mark_pending(&self.pending[qp]) {
             let i = claim_slot(&self.ring_tail, 1);
-            fill_slot(&self.slots[i as usize], qp as u32);
+            assert!(
+                fill_slot(&self.slots[i as usize], qp as u32),
+                "as many slots as queues"
+            );
             if must_wake(&self.sleeping) {
                 self.eventfd.store(1, Ordering::Release);
             }
@@ -439,6 +442,45 @@ fn no_post_is_forgotten_when_polling_stops() {
         }
         b.drain(&mut 0, &mut seen);
         assert_eq!(seen[0], 2);
+    });
+}
+
+#[test]
+fn a_full_doorbell_ring_loses_no_number() {
+    loom::model(|| {
+        let slot = Arc::new(word());
+        let client = slot.clone();
+        let client = thread::spawn(move || {
+            for number in 0..2 {
+                while !fill_slot(&client, number) {
+                    thread::yield_now();
+                }
+            }
+        });
+        let mut taken = Vec::new();
+        while taken.len() < 2 {
+            match take_slot(&slot) {
+                Some(number) => taken.push(number),
+                None => thread::yield_now(),
+            }
+        }
+        client.join().unwrap();
+        assert_eq!(taken, [0, 1]);
+        assert_eq!(take_slot(&slot), None);
+    });
+}
+
+/// Two threads have claimed the same slot, a lap apart.
+#[test]
+fn threads_that_claimed_one_doorbell_slot_fill_it_one_after_the_other() {
+    loom::model(|| {
+        let slot = Arc::new(word());
+        let client = slot.clone();
+        let client = thread::spawn(move || fill_slot(&client, 1));
+        let mine = fill_slot(&slot, 2);
+        let theirs = client.join().unwrap();
+        assert!(mine ^ theirs, "exactly one finds the slot empty");
+        assert_eq!(take_slot(&slot), Some(if mine { 2 } else { 1 }));
     });
 }
 

@@ -70,13 +70,17 @@ pub const FEATURE_OWN_FILES: u32 = 8;
 pub const FEATURE_GIDS: u32 = 16;
 /// Feature: [`MODIFY_QUIET_DRAIN`].
 pub const FEATURE_QUIET_DRAIN: u32 = 32;
+/// Feature: the library waits for a free slot of a doorbell ring, so [`HelloReply::doorbell_capacity`] may
+/// be less than the number of doorbells of all its queue pairs.
+pub const FEATURE_DOORBELL_WAIT: u32 = 64;
 /// The optional features that this side knows.
 pub const FEATURES: u32 = FEATURE_RESOLUTION
     | FEATURE_FAILURE_MARKS
     | FEATURE_STREAMS
     | FEATURE_OWN_FILES
     | FEATURE_GIDS
-    | FEATURE_QUIET_DRAIN;
+    | FEATURE_QUIET_DRAIN
+    | FEATURE_DOORBELL_WAIT;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.
