@@ -19,7 +19,7 @@ pub struct CdiArgs {
     libraries: PathBuf,
 }
 
-/// The specification, for a file in /etc/cdi or /var/run/cdi.
+/// The specification, for a file in /etc/cdi, /var/run/cdi, or a folder that the runtime is told of.
 pub fn run(socket: Option<&Path>, args: &CdiArgs) -> anyhow::Result<String> {
     let socket = std::path::absolute(socket_path(socket)?)?;
     let devices = siw::Context::open(Some(&socket))?.query_devices()?;
