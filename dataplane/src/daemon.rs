@@ -24,6 +24,7 @@ use crate::control::captures::Captures;
 use crate::control::device_changes::{DeviceOpener, RunningDevice};
 use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
 use crate::control::reload::Configuration;
+use crate::control::runtime_changes::tell_lost_changes;
 use crate::control::socket::BoundSocket;
 use crate::control::{Closer, ControlParts, ControlThread, MapArena, log_refused_calls};
 use crate::datapath::clock::TscClock;
@@ -169,6 +170,7 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
             source,
         })?;
 
+    tell_lost_changes(&config.control.socket, config);
     println!("{summary}");
     let _ = std::io::Write::flush(&mut std::io::stdout());
     host::notify_service_manager("READY=1");

@@ -459,6 +459,7 @@ impl OpenDevice {
             steering: self.steering.clone(),
             host_ports: self.host_ports.clone(),
             learned_routes: LearnedRoutes::default(),
+            permanent_neighbours: self.config.neighbours.permanent.get_ref().clone(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use siw_shm::device_identity::{GidTable, interface_index};
 use siw_tcp::{LearnedRoutes, Steering};
 
-use crate::config::{Cidr, DeviceConfig};
+use crate::config::{Cidr, DeviceConfig, PermanentNeighbour};
 use crate::host_ports::HostPorts;
 
 /// Attributes of one device: reported to clients, and used to select a device for a connection.
@@ -68,6 +68,8 @@ pub struct DeviceView {
     pub host_ports: Option<Arc<HostPorts>>,
     /// Routes learned from the kernel, in addition to the configured ones.
     pub learned_routes: LearnedRoutes,
+    /// Neighbours with a fixed Ethernet address, of the configuration and of operators.
+    pub permanent_neighbours: Vec<PermanentNeighbour>,
 }
 
 impl DeviceView {

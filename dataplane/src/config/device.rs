@@ -95,6 +95,9 @@ const MAX_WIRE_MTU: u16 = 9000;
 /// A pair of rings passes pointers, so the limit is the length field of the IP header.
 const MAX_PAIR_MTU: u16 = u16::MAX;
 
+/// Neighbours of a device with a fixed Ethernet address.
+pub(crate) const MAX_PERMANENT_NEIGHBOURS: usize = 256;
+
 /// Share of lost frames with which connections still make progress.
 const MAX_LOSS: f64 = 0.5;
 
@@ -464,11 +467,13 @@ impl DeviceConfig {
                 .map(|gateway| (IpAddr::V6(*gateway.get_ref()), gateway.span())),
         ];
         for (router, span) in gateways.into_iter().flatten() {
-            self.check_router(router, router, span)?;
+            self.check_neighbour("router", router, router, span)?;
         }
         for route in &self.routes {
-            self.check_router(*route.via.get_ref(), route.to.addr, route.via.span())?;
+            let (via, span) = (*route.via.get_ref(), route.via.span());
+            self.check_neighbour("router", via, route.to.addr, span)?;
         }
+        self.check_permanent_neighbours()?;
         self.tcp.check_ranges()?;
         self.neighbours.check_ranges()?;
         self.mpa.check_ranges()
@@ -662,9 +667,35 @@ impl DeviceConfig {
             .map_or(DESCRIPTORS, |count| *count.get_ref())
     }
 
-    /// A router must be on one of the device's networks, or be IPv6 link-local.
-    fn check_router(
+    /// Checks neighbours with a fixed Ethernet address.
+    fn check_permanent_neighbours(&self) -> Result<(), (Range<usize>, String)> {
+        let (neighbours, span) = (
+            self.neighbours.permanent.get_ref(),
+            self.neighbours.permanent.span(),
+        );
+        if self.host_routes && !neighbours.is_empty() {
+            let why = "permanent: the device follows the kernel (host_routes): use ip neigh";
+            return Err((span, why.into()));
+        }
+        if neighbours.len() > MAX_PERMANENT_NEIGHBOURS {
+            let why = format!("permanent: at most {MAX_PERMANENT_NEIGHBOURS} neighbours");
+            return Err((span, why));
+        }
+        for (index, neighbour) in neighbours.iter().enumerate() {
+            let address = neighbour.address;
+            self.check_neighbour("neighbour", address, address, span.clone())?;
+            let mut earlier = neighbours[..index].iter();
+            if earlier.any(|earlier| earlier.address == address) {
+                return Err((span, format!("neighbour {address} is given twice")));
+            }
+        }
+        Ok(())
+    }
+
+    /// A router or another neighbour must be on one of the device's networks, or be IPv6 link-local.
+    fn check_neighbour(
         &self,
+        what: &str,
         router: IpAddr,
         to: IpAddr,
         span: Range<usize>,
@@ -677,7 +708,7 @@ impl DeviceConfig {
         });
         let mut addresses = self.addresses.get_ref().iter();
         if let Some(why) = addresses.find_map(|cidr| reserved_in(cidr, router)) {
-            return Err((span, format!("router {router}: {why}")));
+            return Err((span, format!("{what} {router}: {why}")));
         }
         if near && router.is_ipv4() == to.is_ipv4() {
             return Ok(());
@@ -685,7 +716,7 @@ impl DeviceConfig {
         Err((
             span,
             format!(
-                "router {router}: it must be on one of the device's own networks (or fe80::/10), of the destination's family, and not the device itself"
+                "{what} {router}: it must be on one of the device's own networks (or fe80::/10), of the destination's family, and not the device itself"
             ),
         ))
     }
@@ -693,7 +724,7 @@ impl DeviceConfig {
 
 /// Returns the reason why no host can have an address on the network of `cidr`; `None` if one can. Networks
 /// of one or two addresses have neither a network nor a broadcast address (RFC 3021).
-fn reserved_in(cidr: &Cidr, address: IpAddr) -> Option<&'static str> {
+pub(crate) fn reserved_in(cidr: &Cidr, address: IpAddr) -> Option<&'static str> {
     let (IpAddr::V4(own), IpAddr::V4(address)) = (cidr.addr, address) else {
         return None;
     };

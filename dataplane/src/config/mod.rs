@@ -4,6 +4,7 @@
 //! file:line:column, the mistake, and the allowed values.
 
 mod device;
+mod export;
 mod mpa;
 mod process;
 mod schema;
@@ -23,6 +24,7 @@ pub use device::{
     ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, PortMapPolicy, RouteConfig, TsoPolicy,
     TxPayloadPolicy, XdpCopySetting,
 };
+pub(crate) use device::{MAX_PERMANENT_NEIGHBOURS, reserved_in};
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
 pub use process::{
     CaptureConfig, ControlSocketConfig, DpdkConfig, EalLog, HugepagePolicy, IdlePolicy,
@@ -31,7 +33,7 @@ pub use process::{
 };
 pub use schema::configuration_schema;
 pub(crate) use tcp::LEAST_WINDOW;
-pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
+pub use tcp::{CongestionName, NeighbourSettings, PermanentNeighbour, TcpSettings};
 pub use values::{
     ByteSize, Cidr, DeviceName, FileMode, InterfaceName, MacAddress, PciAddress, PortRange,
     ValueError,
@@ -320,6 +322,14 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+impl Config {
+    /// The table of the device of this name.
+    pub fn device(&self, name: &str) -> Option<&DeviceConfig> {
+        let mut devices = self.devices.iter().map(Spanned::get_ref);
+        devices.find(|device| device.name.get_ref().0 == name)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `[device.tcp]` and `[device.neighbours]`: TCP settings and the neighbour table of a device.
 
+use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use siw_tcp::{CongestionControl, Keepalive, NeighbourConfig, StackConfig};
 use toml::Spanned;
 
-use super::ByteSize;
+use super::{ByteSize, MacAddress};
 
 /// Congestion control by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -136,6 +137,19 @@ pub struct NeighbourSettings {
     /// The same for all clients of one user; absent: a quarter of `entries`.
     #[schemars(with = "Option<u32>")]
     pub unresolved_per_user: Option<Spanned<u32>>,
+    /// Neighbours with a fixed Ethernet address, for which neither ARP nor NDP is used.
+    #[schemars(with = "Vec<PermanentNeighbour>")]
+    pub permanent: Spanned<Vec<PermanentNeighbour>>,
+}
+
+/// A neighbour with a fixed Ethernet address: `{ address = "10.77.0.9", mac = "02:00:00:00:00:09" }`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PermanentNeighbour {
+    /// Address on one of the device's networks.
+    pub address: IpAddr,
+    /// Ethernet address.
+    pub mac: MacAddress,
 }
 
 impl Default for NeighbourSettings {
@@ -149,6 +163,7 @@ impl Default for NeighbourSettings {
             probes: default_value(table.probes),
             unresolved_per_client: None,
             unresolved_per_user: None,
+            permanent: default_value(Vec::new()),
         }
     }
 }

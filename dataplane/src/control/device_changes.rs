@@ -19,6 +19,7 @@ use super::context::Context;
 use super::host_routes::RouteFollower;
 use super::links::{LinkMonitor, Removal, ReturningInterface, WatchedPort};
 use super::memory::Memory;
+use super::operator_routes;
 use super::refusal::Refusal;
 use super::reload::Configuration;
 use super::reports::{HelperReport, Reporter};
@@ -639,16 +640,31 @@ fn take_over(
         None => tracing::warn!(device = %device.view.name, "an operator has added the device"),
     }
     parts.memory.sends_by_reference |= device.sends_by_reference;
-    parts.configuration.add_device(config);
     let name = device.view.name.clone();
     match context.devices.views.get_mut(index) {
         Some(deleted) => *deleted = device.view,
         None => context.devices.views.push(device.view),
     }
+    match replaces {
+        Some(former) => {
+            parts.configuration.readd_device(config);
+            let view = &context.devices.views[former];
+            let (routes, neighbours) = (
+                view.learned_routes.clone(),
+                view.permanent_neighbours.clone(),
+            );
+            let view = &mut context.devices.views[index];
+            view.learned_routes = routes;
+            view.permanent_neighbours = neighbours;
+        }
+        None => parts.configuration.add_device(config),
+    }
     for (worker, port) in ports {
         let command = Command::AddPort(Box::new(port));
         context.workers.post_command(worker, command);
     }
+    operator_routes::post_added_routes(context, index);
+    operator_routes::post_permanent_neighbours(context, index);
     parts
         .captures
         .add_device(&mut context.workers, index, &name);

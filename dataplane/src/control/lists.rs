@@ -19,11 +19,14 @@ use super::captures::Captures;
 use super::context::Context;
 use super::deferred::{Deferred, Then};
 use super::ends::address_text;
+use super::host_routes::RouteFollower;
 use super::listening::{ClientListener, Listeners};
 use super::memory::Memory;
 use super::refusal::Refusal;
+use super::reload::Configuration;
 use super::replies::{Outcome, Served, send_reply};
 use super::resources::{Client, ClientQp, QpPhase, Resources};
+use super::runtime_changes::running_config;
 use super::statistics::client_json;
 use crate::ids::{ClientId, CmListenerId, CqId, PdId, Qpn, SrqId};
 use crate::worker::messages::{Command, ConnectionSnapshot};
@@ -68,16 +71,46 @@ impl Page {
     }
 }
 
+/// Parts of the control thread that lists show.
+pub(super) struct ListedParts<'a> {
+    pub memory: &'a Memory,
+    pub listeners: &'a Listeners,
+    pub captures: &'a Captures,
+    pub configuration: &'a Configuration,
+    pub routes: &'a RouteFollower,
+}
+
+/// Adds the rest of a text, a row for each line. Returns true after the last one.
+fn add_lines(page: &mut Page, text: &str) -> bool {
+    let first = page.reply.next.minor;
+    let lines = (1..).zip(text.lines()).skip(first as usize);
+    for (number, line) in lines {
+        let position = ListPosition {
+            major: 0,
+            minor: number,
+        };
+        if !page.add(position, &json!({ "text": line })) {
+            return false;
+        }
+    }
+    true
+}
+
 /// Answers a request for a page of a list.
 pub(super) fn list_objects(
     context: &mut Context,
-    memory: &Memory,
-    listeners: &Listeners,
-    captures: &Captures,
+    parts: ListedParts<'_>,
     id: ClientId,
     seq: u32,
     request: &m::ListObjects,
 ) -> Outcome {
+    let ListedParts {
+        memory,
+        listeners,
+        captures,
+        configuration,
+        routes,
+    } = parts;
     let Some(list) = ObjectList::from_u32(request.list) else {
         let why = format!("no list {}", request.list);
         return Err(Refusal::new(libc::EINVAL, why));
@@ -95,6 +128,13 @@ pub(super) fn list_objects(
         ObjectList::Captures => {
             viewer.require_operator("see captures")?;
             add_captures(&mut page, captures)
+        }
+        ObjectList::Configuration => {
+            viewer.require_operator("export the configuration")?;
+            let config = running_config(context, configuration, routes);
+            let text = config.to_toml();
+            let text = text.map_err(|why| Refusal::new(libc::EIO, why.to_string()))?;
+            add_lines(&mut page, &text)
         }
         ObjectList::Clients => {
             add_of_clients(&mut page, resources, viewer, |client, page, after| {

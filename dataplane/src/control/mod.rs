@@ -57,6 +57,7 @@ pub mod reload;
 mod replies;
 mod reports;
 mod resources;
+pub mod runtime_changes;
 mod shared_receive;
 pub mod socket;
 mod statistics;
@@ -107,6 +108,7 @@ use self::reload::Configuration;
 use self::replies::{Outcome, RequestState, Served};
 use self::reports::{HelperReport, LinkReport};
 use self::resources::Resources;
+use self::runtime_changes::RuntimeChanges;
 use self::socket::BoundSocket;
 use self::statistics::Statistics;
 use self::turn_times::{TurnBudget, TurnTimes};
@@ -177,6 +179,7 @@ pub struct ControlThread {
     /// Dropped first: it removes the path of the control socket.
     acceptor: Acceptor,
     configuration: Configuration,
+    changes: RuntimeChanges,
     captures: Captures,
     context: Context,
     memory: Memory,
@@ -238,6 +241,7 @@ impl ControlThread {
         let configuration = parts.configuration;
         let control = &configuration.current().control;
         let (hello_timeout, process_memory) = (control.hello_timeout(), control.process_memory);
+        let changes = RuntimeChanges::new(parts.socket.path());
         let acceptor = Acceptor::new(&epoll, parts.socket, users, parts.page, hello_timeout)?;
         let quotas = configuration.quotas();
         let limits = configuration.current().limits.clone();
@@ -251,6 +255,7 @@ impl ControlThread {
             },
             acceptor,
             configuration,
+            changes,
             captures: parts.captures,
             memory: Memory {
                 keys: parts.keys,
@@ -282,6 +287,9 @@ impl ControlThread {
         // The monitor is open already, so changes made from now on are not lost.
         self.routes
             .load_host_routes(&mut self.context.devices, &mut self.context.workers);
+        for device in 0..self.context.devices.views.len() {
+            operator_routes::post_permanent_neighbours(&mut self.context, device);
+        }
         while self.context.workers.is_running() {
             let timeout = self.sleep_limit();
             // Announce the sleep, check again, then sleep: no wake-up is lost.
@@ -751,9 +759,13 @@ impl ControlThread {
             }
             Request::ListObjects(request) => lists::list_objects(
                 context,
-                &self.memory,
-                &self.connections.listeners,
-                &self.captures,
+                lists::ListedParts {
+                    memory: &self.memory,
+                    listeners: &self.connections.listeners,
+                    captures: &self.captures,
+                    configuration: &self.configuration,
+                    routes: &self.routes,
+                },
                 id,
                 seq,
                 request,
@@ -764,7 +776,13 @@ impl ControlThread {
                     device_changes,
                     changed,
                 };
-                operate::operate(context, parts, id, seq, request)
+                let outcome = operate::operate(context, parts, id, seq, request);
+                let client = self.context.resources.clients.get(&id);
+                if client.is_some_and(|client| client.account.is_operator()) {
+                    // Also after a refusal: the reply may have been too long, after the change.
+                    self.store_changes();
+                }
+                outcome
             }
             Request::StartCapture(request) => {
                 self.captures.start_capture(context, id, seq, request)
@@ -1107,6 +1125,7 @@ impl ControlThread {
                 HelperReport::DeviceOpened(opened) => {
                     let (device_changes, context, parts) = self.split_for_changes();
                     let done = device_changes.on_opened(context, parts, *opened);
+                    self.store_changes();
                     if let Some((token, outcome)) = done {
                         let outcome = outcome.map(|()| String::new());
                         self.on_report(token, Report::Action(outcome));
@@ -1165,6 +1184,13 @@ impl ControlThread {
             self.on_report(token, Report::Action(reload::outcome_text(&outcome)));
         }
         self.configuration.end_reload(&self.context.helpers);
+        self.store_changes();
+    }
+
+    /// Stores what operators have changed, for the next start.
+    fn store_changes(&mut self) {
+        self.changes
+            .update(&self.context, &self.configuration, &self.routes);
     }
 
     /// Answers deregistrations and frees departed clients that no worker can touch any more.

@@ -57,6 +57,7 @@ pub(super) fn operate(
             let filter = request.text.to_text();
             host::set_log_filter(&filter).map_err(|why| Refusal::new(libc::EINVAL, why))?;
             tracing::warn!(pid, "the filter of the log is now {filter:?}");
+            changed.configuration.set_log_filter(filter);
         }
         OperatorAction::Reload => {
             viewer.require_operator("reload the configuration")?;

@@ -14,7 +14,7 @@ use super::links::LinkMonitor;
 use super::listening::Listeners;
 use super::refusal::Refusal;
 use super::resources::QpPhase;
-use crate::config::{Cidr, DeviceConfig};
+use crate::config::{Cidr, DeviceConfig, reserved_in};
 use crate::sysfs_tree::MAX_ADDRESSES;
 use crate::worker::messages::Command;
 
@@ -115,6 +115,9 @@ fn check_new(context: &Context, device: usize, cidr: Cidr) -> Result<(), Refusal
             owner.name, cidr.addr
         );
         return Err(Refusal::new(libc::EEXIST, why));
+    }
+    if let Some(why) = reserved_in(&cidr, cidr.addr) {
+        return Err(invalid(format!("address {cidr}: {why}")));
     }
     let view = &views[device];
     if view.addresses.len() >= MAX_ADDRESSES {

@@ -1,5 +1,6 @@
 //! Routes and neighbours that operators add to a device of a running daemon, in addition to those of its
-//! configuration. They are gone after a restart. A device that follows the kernel's routes gets them there.
+//! configuration. They are gone after a restart (`runtime_changes.rs`). A device that follows the kernel's
+//! routes gets them there.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use siw_tcp::{IpCidr, Route};
 use super::context::Context;
 use super::operator_addresses::is_neighbour;
 use super::refusal::Refusal;
-use crate::config::MacAddress;
+use crate::config::{MAX_PERMANENT_NEIGHBOURS, MacAddress, PermanentNeighbour, reserved_in};
 use crate::device_view::DeviceView;
 use crate::netlink::KernelNeighbour;
 use crate::worker::messages::Command;
@@ -96,40 +97,69 @@ pub(super) fn change_neighbours(
 ) -> Result<(), Refusal> {
     let view = usable_device(context, device, follows_kernel)?;
     let words: Vec<&str> = words.split_whitespace().collect();
-    let neighbour = match words[..] {
+    let (address, mac) = match words[..] {
         ["flush"] => {
             tracing::warn!(device = %view.name, "an operator forgets all neighbours");
+            context.devices.views[device].permanent_neighbours.clear();
             context
                 .workers
                 .post_to_all(|| Command::FlushNeighbours { device });
             return Ok(());
         }
-        ["add", address, "lladdr", mac] => KernelNeighbour {
-            address: parse_address(address)?,
-            mac: Some(
-                mac.parse::<MacAddress>()
-                    .map_err(|error| invalid(error.to_string()))?
-                    .0,
-            ),
-            is_permanent: true,
-        },
-        ["del", address] => KernelNeighbour {
-            address: parse_address(address)?,
-            mac: None,
-            is_permanent: false,
-        },
+        ["add", address, "lladdr", mac] => {
+            let mac: Result<MacAddress, _> = mac.parse();
+            let mac = mac.map_err(|error| invalid(error.to_string()))?;
+            (parse_address(address)?, Some(mac))
+        }
+        ["del", address] => (parse_address(address)?, None),
         _ => {
             return Err(invalid(
                 "neighbours: add ADDRESS lladdr MAC, del ADDRESS, or flush",
             ));
         }
     };
-    check_router(view, neighbour.address, neighbour.address)?;
+    check_router(view, address, address)?;
+    let mut permanent = view.permanent_neighbours.clone();
+    permanent.retain(|neighbour| neighbour.address != address);
+    permanent.extend(mac.map(|mac| PermanentNeighbour { address, mac }));
+    if permanent.len() > MAX_PERMANENT_NEIGHBOURS {
+        let why = format!("at most {MAX_PERMANENT_NEIGHBOURS} neighbours can be added to a device");
+        return Err(Refusal::new(libc::ENOSPC, why));
+    }
     tracing::warn!(device = %view.name, "an operator changes neighbours: {}", words.join(" "));
+    context.devices.views[device].permanent_neighbours = permanent;
+    let neighbour = KernelNeighbour {
+        address,
+        mac: mac.map(|mac| mac.0),
+        is_permanent: mac.is_some(),
+    };
     context
         .workers
         .post_to_all(|| Command::LearnNeighbour { device, neighbour });
     Ok(())
+}
+
+/// Gives the workers the permanent neighbours of a device that was opened.
+pub(super) fn post_permanent_neighbours(context: &mut Context, device: usize) {
+    for permanent in &context.devices.views[device].permanent_neighbours {
+        let neighbour = KernelNeighbour {
+            address: permanent.address,
+            mac: Some(permanent.mac.0),
+            is_permanent: true,
+        };
+        context
+            .workers
+            .post_to_all(|| Command::LearnNeighbour { device, neighbour });
+    }
+}
+
+/// Gives a device that was opened again the routes that operators had added to it.
+pub(super) fn post_added_routes(context: &mut Context, device: usize) {
+    let routes = Arc::new(context.devices.views[device].learned_routes.clone());
+    context.workers.post_to_all(|| Command::LearnRoutes {
+        device,
+        routes: routes.clone(),
+    });
 }
 
 /// A device whose routes and neighbours operators can change.
@@ -162,6 +192,10 @@ fn parse_address(text: &str) -> Result<IpAddr, Refusal> {
 
 /// Checks that a router is a neighbour of the device, and of the destination's family.
 fn check_router(view: &DeviceView, router: IpAddr, to: IpAddr) -> Result<(), Refusal> {
+    let mut addresses = view.addresses.iter();
+    if let Some(why) = addresses.find_map(|cidr| reserved_in(cidr, router)) {
+        return Err(invalid(format!("{router}: {why}")));
+    }
     if is_neighbour(&view.addresses, router) && router.is_ipv4() == to.is_ipv4() {
         return Ok(());
     }

@@ -106,6 +106,11 @@ impl ReloadOutcome {
 pub struct Configuration {
     source: ConfigSource,
     current: Config,
+    /// Settings without the changes of operators: those of the file at the start or the last reload, and
+    /// of each device at its start.
+    started: Config,
+    /// Filter of the log that an operator has set.
+    log_filter: Option<String>,
     capacity: HostCapacity,
     is_reading: bool,
     /// Tokens of the operators' requests for a reload.
@@ -119,7 +124,9 @@ impl Configuration {
     pub fn new(source: ConfigSource, current: Config, capacity: HostCapacity) -> Configuration {
         Configuration {
             source,
+            started: current.clone(),
             current,
+            log_filter: None,
             capacity,
             is_reading: false,
             awaiting: Vec::new(),
@@ -137,8 +144,33 @@ impl Configuration {
         &self.source
     }
 
-    /// Adds a device that was opened.
+    /// The settings that a restart would have, as far as siwd has read them.
+    pub(super) fn started(&self) -> &Config {
+        &self.started
+    }
+
+    /// The filter of the log that an operator has set.
+    pub(super) fn log_filter(&self) -> Option<&str> {
+        self.log_filter.as_deref()
+    }
+
+    /// Remembers the filter of the log that an operator has set.
+    pub(super) fn set_log_filter(&mut self, filter: String) {
+        self.log_filter = Some(filter);
+    }
+
+    /// Adds a device that an operator has added to the file.
     pub(super) fn add_device(&mut self, device: DeviceConfig) {
+        let is_other = |other: &Spanned<DeviceConfig>| other.get_ref().name != device.name;
+        self.started.devices.retain(is_other);
+        self.started
+            .devices
+            .push(Spanned::new(0..0, device.clone()));
+        self.readd_device(device);
+    }
+
+    /// Adds a device that was open before, whose interface is back.
+    pub(super) fn readd_device(&mut self, device: DeviceConfig) {
         self.current.devices.push(Spanned::new(0..0, device));
     }
 
@@ -208,6 +240,8 @@ impl Configuration {
         new.limits.pending_connections_per_user = self.current.limits.pending_connections_per_user;
         self.current.control = new.control;
         self.current.limits = new.limits;
+        self.started.control = self.current.control.clone();
+        self.started.limits = self.current.limits.clone();
         resources.limits = self.current.limits.clone();
         resources.ledger.set_limits(self.quotas());
         outcome.log();

@@ -26,6 +26,7 @@ mod prometheus;
 mod quotas;
 mod reload;
 mod ring_budgets;
+mod runtime_changes;
 mod schema;
 mod siwctl;
 mod slow_requests;

@@ -4,6 +4,7 @@
 
 mod capture;
 mod cdi;
+mod config;
 mod connections;
 mod doctor;
 mod metrics;
@@ -81,6 +82,9 @@ enum Command {
     Neigh(routes::NeighbourCommand),
     /// Have siwd read its configuration again; show the settings applied and those that need a restart
     Reload,
+    /// The configuration of the running siwd
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Events as they happen: connections, clients, links
     Monitor(monitor::MonitorArgs),
     /// Check this machine for siwd, also without a running one; each finding has its command
@@ -277,6 +281,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
         Command::Addr(command) => routes::change_addresses(&daemon, command, json),
         Command::Route(command) => routes::change_routes(&daemon, command, json),
         Command::Neigh(command) => routes::change_neighbours(&daemon, command),
+        Command::Config(config::ConfigCommand::Export) => config::export(&daemon, json),
         Command::Reload => reload::run(&daemon, json),
         Command::Monitor(args) => monitor::run(&daemon, args, json),
         Command::Top(args) => top::run(&daemon, args),

@@ -42,6 +42,8 @@ numbered! {
         /// The latest events of the queue pair whose number is the `minor` of the position, also after its
         /// end: first the queue pair with the state of its last connection, then its events, the oldest first.
         Recording = 11,
+        /// The running configuration in TOML, line by line (`text`), for operators.
+        Configuration = 12,
     }
 }
 
