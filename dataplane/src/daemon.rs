@@ -2,7 +2,9 @@
 //! control socket, ports and workers are started in this order, and stopped in the opposite one.
 //! Clients that connect early wait in the socket until the daemon is ready.
 
-use std::os::fd::OwnedFd;
+use std::io::PipeReader;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -10,6 +12,7 @@ use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
 use dpdk::Eal;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -19,7 +22,7 @@ use siw_shm::doorbell::SleepFlag;
 use siw_shm::{SharedMemory, WorkerPage};
 
 use crate::capture::Capture;
-use crate::config::{Config, ConfigSource};
+use crate::config::{Config, ConfigSource, DeviceConfig};
 use crate::control::captures::Captures;
 use crate::control::device_changes::{DeviceOpener, RunningDevice};
 use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
@@ -84,10 +87,8 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
     let operators = look_up_operators(config)?;
     let socket = BoundSocket::bind(&config.control)?;
 
-    let workers = prepared.cores.len();
     let dpdk = prepared.start_dpdk("siwd", POOL_CACHE)?;
-    let mut devices =
-        device::open_devices(&dpdk, &prepared.devices, workers).map_err(StartError::Device)?;
+    let mut devices = open_devices(&dpdk, &prepared, &signals)?;
     for device in &mut devices {
         device.set_up_host_path().map_err(StartError::Device)?;
     }
@@ -194,6 +195,56 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
     drop(claims);
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Opens the devices. A signal ends the process while one waits for its peer, because DPDK's wait cannot be
+/// interrupted.
+fn open_devices(
+    dpdk: &StartedDpdk,
+    prepared: &Prepared,
+    signals: &SignalFd,
+) -> Result<Vec<OpenDevice>, StartError> {
+    let open = || {
+        let workers = prepared.cores.len();
+        device::open_devices(dpdk, &prepared.devices, workers).map_err(StartError::Device)
+    };
+    if !prepared.devices.iter().any(DeviceConfig::waits_for_peer) {
+        return open();
+    }
+    let (opened, is_opened) = std::io::pipe().map_err(|source| StartError::Os {
+        what: "a pipe cannot be created",
+        source,
+    })?;
+    let socket = &prepared.config.control.socket;
+    std::thread::scope(|scope| {
+        scope.spawn(move || end_on_signal(signals, &opened, socket));
+        let devices = open();
+        drop(is_opened);
+        devices
+    })
+}
+
+/// Ends the process at a signal other than SIGHUP, until the other end of the pipe is closed.
+fn end_on_signal(signals: &SignalFd, opened: &PipeReader, socket: &Path) {
+    loop {
+        let mut fds = [
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(opened.as_fd(), PollFlags::POLLIN),
+        ];
+        if poll(&mut fds, PollTimeout::NONE).is_err() {
+            continue;
+        }
+        if fds[1].any() == Some(true) {
+            return;
+        }
+        if let Ok(Some(signal)) = signals.read_signal()
+            && signal.ssi_signo != Signal::SIGHUP as u32
+        {
+            tracing::info!("stopped while a device waited for its peer");
+            let _ = std::fs::remove_file(socket);
+            dpdk::exit_process(0);
+        }
+    }
 }
 
 /// Delivers SIGTERM, SIGINT and SIGHUP through a descriptor from now on. Must be called before any

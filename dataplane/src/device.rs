@@ -27,6 +27,7 @@ use crate::host_ports::HostPorts;
 use crate::link_traits::LinkTraits;
 use crate::offloads::{asked_offloads, log_offloads, log_steering};
 use crate::prepared::StartedDpdk;
+use crate::vhost_socket;
 use crate::xdp_device::{share_ports, xdp_link};
 
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
@@ -129,6 +130,13 @@ pub fn open_device(
             }
         },
         LinkSource::Vdev(devargs) => {
+            if let Some(socket) = DriverTraits::own_socket_of(&devargs) {
+                vhost_socket::remove_stale(socket.as_ref())
+                    .map_err(|why| format!("device {name}: {why}"))?;
+                if DriverTraits::waits_for_peer(&devargs) {
+                    tracing::warn!(device = %name, "waiting for its peer to connect to {socket}");
+                }
+            }
             Port::attach_vdev(&dpdk.eal, &vdev_args(config, &devargs)).map_err(fail)?
         }
         LinkSource::Pci(address) => Port::attach_pci(&dpdk.eal, &address).map_err(fail)?,

@@ -76,6 +76,9 @@ pub enum HostError {
         /// Process id of the holder, from its lock file.
         holder: String,
     },
+    /// Another process has the socket of a vhost device.
+    #[error("{0}")]
+    ServedSocket(String),
     /// The daemon may open too few files for its own use.
     #[error(
         "siwd may open {limit} files, and needs {needed} for itself: set LimitNOFILE= of the unit, or ulimit -Hn, to 65536"

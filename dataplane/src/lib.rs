@@ -35,5 +35,6 @@ pub mod start_error;
 pub mod stream;
 pub mod sysfs_tree;
 pub mod trace;
+mod vhost_socket;
 pub mod worker;
 mod xdp_device;

@@ -20,6 +20,7 @@ use crate::host_path;
 use crate::netlink::RouteSocket;
 use crate::resume_latency::{self, CORES_FOLDER, ResumeLatencyLimits};
 use crate::start_error::StartError;
+use crate::vhost_socket::{self, SocketState};
 
 /// Memory in MiB that DPDK needs in addition to the packet buffers.
 const EAL_OVERHEAD_MB: u32 = 32;
@@ -475,6 +476,13 @@ pub fn claim_device(
     }
     if let Some(socket) = own_vhost_socket(config) {
         claims.push(host::claim_vhost_socket(&folder, &socket, purpose)?.into());
+        match vhost_socket::look_at(&socket).map_err(HostError::ServedSocket)? {
+            SocketState::Free | SocketState::Stale => {}
+            SocketState::Served(pid) => {
+                let why = vhost_socket::refuse(&socket, pid);
+                return Err(HostError::ServedSocket(why).into());
+            }
+        }
     }
     Ok(claims)
 }

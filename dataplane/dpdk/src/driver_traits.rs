@@ -248,9 +248,28 @@ impl DriverTraits {
     /// The Unix socket that a virtual device creates, by its devargs; `None` if it connects to its
     /// peer's.
     pub fn own_socket_of(devargs: &str) -> Option<&str> {
-        let traits = DriverTraits::for_device(devargs);
-        let is_own = traits.needs == Needs::SocketPath && value_of(devargs, "client=") != Some("1");
-        value_of(devargs, "iface=").filter(|_| is_own)
+        match DriverTraits::for_device(devargs).needs {
+            Needs::SocketPath if value_of(devargs, "client=") != Some("1") => {
+                value_of(devargs, "iface=")
+            }
+            Needs::PeerSocket if value_of(devargs, "server=") == Some("1") => {
+                value_of(devargs, "path=")
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns true if attaching a device waits until its peer has connected to its socket.
+    pub fn waits_for_peer(devargs: &str) -> bool {
+        let is_front_end = DriverTraits::for_device(devargs).needs == Needs::PeerSocket;
+        is_front_end && DriverTraits::own_socket_of(devargs).is_some()
+    }
+
+    /// Returns true for a device that connects to its peer once: it does not come back after its peer has
+    /// ended.
+    pub fn connects_once(devargs: &str) -> bool {
+        let is_front_end = DriverTraits::for_device(devargs).needs == Needs::PeerSocket;
+        is_front_end && DriverTraits::own_socket_of(devargs).is_none()
     }
 
     /// Checks that this machine has what a virtual device needs, as far as it shows without the
@@ -384,6 +403,17 @@ mod tests {
         assert!(DriverTraits::for_device("net_tap").even_segments);
         assert!(!DriverTraits::for_device("net_virtio_user0,path=/s").external_buffers);
         assert_eq!(DriverTraits::for_device("net_other0"), &OTHER);
+        for (devargs, socket, waits, once) in [
+            ("net_vhost0,iface=/s", Some("/s"), false, false),
+            ("net_vhost0,iface=/s,client=1", None, false, false),
+            ("net_virtio_user0,path=/s", None, false, true),
+            ("net_virtio_user0,path=/s,server=1", Some("/s"), true, false),
+            ("net_tap0,iface=x", None, false, false),
+        ] {
+            assert_eq!(DriverTraits::own_socket_of(devargs), socket, "{devargs}");
+            assert_eq!(DriverTraits::waits_for_peer(devargs), waits, "{devargs}");
+            assert_eq!(DriverTraits::connects_once(devargs), once, "{devargs}");
+        }
         assert_eq!(
             DriverTraits::for_device("0000:03:00.0").needs,
             Needs::UserSpaceDriver

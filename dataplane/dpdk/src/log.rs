@@ -2,16 +2,59 @@
 //! thread are kept, since DPDK reports the reason of most failures only there.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_char;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// RTE_LOG_ERR and RTE_LOG_WARNING of rte_log.h; lower is more severe.
 const ERR: u32 = 4;
 const WARNING: u32 = 5;
-const NOTICE: u32 = 6;
 const INFO: u32 = 7;
 
 const KEPT: usize = 4;
+/// Time after which a line is logged again that DPDK has repeated meanwhile: drivers say at each poll of a
+/// link that its peer is absent.
+const REPETITION: Duration = Duration::from_secs(60);
+/// Lines that are remembered.
+const REMEMBERED: usize = 64;
+
+/// Lines of the last minute, to log each once.
+#[derive(Default)]
+struct Repetitions(HashMap<String, Repetition>);
+
+struct Repetition {
+    logged: Instant,
+    left_out: u64,
+}
+
+impl Repetitions {
+    /// Returns `None` for a line that was logged within [`REPETITION`], and otherwise the number of times
+    /// that it was left out before.
+    fn pass(&mut self, line: &str, now: Instant) -> Option<u64> {
+        if let Some(known) = self.0.get_mut(line) {
+            if now.duration_since(known.logged) < REPETITION {
+                known.left_out += 1;
+                return None;
+            }
+            known.logged = now;
+            return Some(std::mem::take(&mut known.left_out));
+        }
+        if self.0.len() >= REMEMBERED {
+            self.0
+                .retain(|_, known| now.duration_since(known.logged) < REPETITION);
+        }
+        // With more different lines than that, the limit of the log has to do.
+        if self.0.len() < REMEMBERED {
+            let (logged, left_out) = (now, 0);
+            self.0
+                .insert(line.to_owned(), Repetition { logged, left_out });
+        }
+        Some(0)
+    }
+}
+
+static REPETITIONS: LazyLock<Mutex<Repetitions>> = LazyLock::new(Mutex::default);
 
 thread_local! {
     static QUOTING: Cell<bool> = const { Cell::new(false) };
@@ -35,18 +78,31 @@ unsafe extern "C" fn on_log_line(level: u32, text: *const c_char, len: usize) {
         if line.is_empty() {
             continue;
         }
-        match level {
-            _ if QUOTING.try_with(Cell::get).unwrap_or(false) => {
-                tracing::debug!(target: "dpdk", "{line}");
-            }
-            0..=ERR => tracing::error!(target: "dpdk", "{line}"),
-            WARNING => tracing::warn!(target: "dpdk", "{line}"),
-            NOTICE | INFO => tracing::info!(target: "dpdk", "{line}"),
-            _ => tracing::debug!(target: "dpdk", "{line}"),
+        if QUOTING.try_with(Cell::get).unwrap_or(false) || level > INFO {
+            tracing::debug!(target: "dpdk", "{line}");
+        } else {
+            log_line(level, line);
         }
         if level <= WARNING {
             keep_line(line);
         }
+    }
+}
+
+/// Logs a line, unless it repeats a recent one.
+fn log_line(level: u32, line: &str) {
+    let passed = {
+        let mut lines = REPETITIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.pass(line, Instant::now())
+    };
+    let Some(repeated) = passed else {
+        return tracing::debug!(target: "dpdk", "{line}");
+    };
+    let repeated = (repeated > 0).then_some(repeated);
+    match level {
+        0..=ERR => tracing::error!(target: "dpdk", repeated, "{line}"),
+        WARNING => tracing::warn!(target: "dpdk", repeated, "{line}"),
+        _ => tracing::info!(target: "dpdk", repeated, "{line}"),
     }
 }
 
@@ -93,4 +149,26 @@ pub(crate) fn kept_lines() -> String {
             .map(|line| format!("\n  DPDK: {line}"))
             .collect()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeated_line_is_logged_once_a_minute_with_the_number_left_out() {
+        let (mut lines, start) = (Repetitions::default(), Instant::now());
+        assert_eq!(lines.pass("port 0 is down", start), Some(0));
+        for _ in 0..240 {
+            assert_eq!(lines.pass("port 0 is down", start), None);
+        }
+        assert_eq!(lines.pass("another line", start), Some(0));
+        assert_eq!(lines.pass("port 0 is down", start + REPETITION), Some(240));
+        assert_eq!(lines.pass("port 0 is down", start + REPETITION), None);
+        // Lines that are all different are remembered only for a while.
+        for number in 0..1000 {
+            assert_eq!(lines.pass(&format!("line {number}"), start), Some(0));
+        }
+        assert!(lines.0.len() <= REMEMBERED);
+    }
 }

@@ -294,6 +294,11 @@ impl DeviceConfig {
         }
     }
 
+    /// Returns true if opening the device waits for its peer.
+    pub fn waits_for_peer(&self) -> bool {
+        matches!(self.link_source(), LinkSource::Vdev(devargs) if DriverTraits::waits_for_peer(&devargs))
+    }
+
     /// Name of the kernel interface with this device's addresses, or on its link.
     pub fn kernel_interface(&self) -> Option<String> {
         let shared = self.host_interface.as_ref();

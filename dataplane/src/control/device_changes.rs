@@ -258,6 +258,12 @@ impl Opening {
             cores: opener.cores.clone(),
             buffer_room: opener.buffer_room,
         };
+        if config.waits_for_peer() {
+            let why = format!(
+                "device {name} waits for its peer (server=1), and siwd could open no other device meanwhile: restart siwd"
+            );
+            return Err(Refusal::new(libc::EOPNOTSUPP, why));
+        }
         let mut report = HostReport::default();
         plan.check_device(config, &mut report);
         report.into_result().map_err(invalid)?;

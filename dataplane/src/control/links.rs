@@ -10,13 +10,14 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use dpdk::{LinkStatus, PortEvent, XdpInterface};
+use dpdk::{DriverTraits, LinkStatus, PortEvent, XdpInterface};
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 
 use super::context::Context;
 use super::reports::{HelperReport, LinkReport, LinkState, Reporter};
 use super::resources::{Client, Resources};
+use crate::config::LinkSource;
 use crate::device_view::DeviceView;
 use crate::host::HostClaim;
 use crate::host_path::HostThread;
@@ -198,7 +199,20 @@ impl LinkMonitor {
         } else {
             (AsyncEventKind::PortErr, "the link is down")
         };
-        tracing::info!(device = %context.devices.views[device].name, "{why}");
+        let view = &context.devices.views[device];
+        tracing::info!(device = %view.name, "{why}");
+        if let LinkSource::Vdev(devargs) = view.config.link_source()
+            && !state.is_up
+            && DriverTraits::connects_once(&devargs)
+        {
+            tracing::warn!(
+                device = %view.name,
+                "its peer has ended, and the device does not connect again by itself: when the peer is back, \
+                 siwctl device del {0} --force and siwctl device add {0}; with server=1 here and client=1 at \
+                 the peer, the peer connects again",
+                view.name
+            );
+        }
         post_to_clients(&mut context.resources, kind, device, why);
         if state.is_up {
             // Connections whose timeouts have backed off meanwhile send again at once.

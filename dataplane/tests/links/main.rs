@@ -18,3 +18,4 @@ mod stream_fragments;
 mod stream_impaired;
 mod stream_linux;
 mod tso;
+mod vhost_peers;
