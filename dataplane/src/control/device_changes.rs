@@ -24,6 +24,7 @@ use super::refusal::Refusal;
 use super::reload::Configuration;
 use super::reports::{HelperReport, Reporter};
 use super::resources::QpPhase;
+use super::runtime_changes::RuntimeChanges;
 use crate::config::{Config, ConfigSource, DeviceConfig};
 use crate::datapath::clock::TscClock;
 use crate::datapath::inbox::WorkerInbox;
@@ -346,6 +347,7 @@ pub(super) struct ChangedParts<'a> {
     pub links: &'a mut LinkMonitor,
     pub memory: &'a mut Memory,
     pub routes: &'a mut RouteFollower,
+    pub changes: &'a mut RuntimeChanges,
 }
 
 impl DeviceChanges {
@@ -496,7 +498,7 @@ impl DeviceChanges {
     pub fn begin_removal(
         &mut self,
         context: &mut Context,
-        parts: ChangedParts<'_>,
+        parts: &mut ChangedParts<'_>,
         (device, is_forced): (usize, bool),
         token: CommandToken,
     ) -> Result<bool, Refusal> {

@@ -637,6 +637,7 @@ impl ControlThread {
             links: &mut self.links,
             memory: &mut self.memory,
             routes: &mut self.routes,
+            changes: &mut self.changes,
         };
         (&mut self.device_changes, &mut self.context, parts)
     }
@@ -776,13 +777,7 @@ impl ControlThread {
                     device_changes,
                     changed,
                 };
-                let outcome = operate::operate(context, parts, id, seq, request);
-                let client = self.context.resources.clients.get(&id);
-                if client.is_some_and(|client| client.account.is_operator()) {
-                    // Also after a refusal: the reply may have been too long, after the change.
-                    self.store_changes();
-                }
-                outcome
+                operate::operate(context, parts, id, seq, request)
             }
             Request::StartCapture(request) => {
                 self.captures.start_capture(context, id, seq, request)

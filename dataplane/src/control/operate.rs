@@ -31,14 +31,47 @@ pub(super) struct OperatedParts<'a> {
     pub changed: ChangedParts<'a>,
 }
 
-/// Performs the action, for an operator or, where it concerns one user, for that user.
+/// Outcome of an action.
+enum Done {
+    Silently,
+    /// What the reply says.
+    With(String),
+    /// The reply follows.
+    Deferred(Deferred),
+}
+
+/// Performs the action, for an operator or, where it concerns one user, for that user. What operators
+/// change is stored before the reply, so that the change is not forgotten if siwd is killed after it.
 pub(super) fn operate(
     context: &mut Context,
-    parts: OperatedParts<'_>,
+    mut parts: OperatedParts<'_>,
     id: ClientId,
     seq: u32,
     request: &m::Operate,
 ) -> Outcome {
+    let is_operator = context.resources.client_mut(id)?.account.is_operator();
+    let done = perform(context, &mut parts, id, request);
+    if is_operator {
+        let changed = parts.changed;
+        changed
+            .changes
+            .update(context, changed.configuration, changed.routes);
+    }
+    match done? {
+        Done::Silently => {
+            send_reply::<m::Operate>(context.resources.client_mut(id)?, seq, &NOTHING)
+        }
+        Done::With(text) => reply_text(&mut context.resources, id, seq, &text),
+        Done::Deferred(deferred) => Ok(Served::Deferred(deferred)),
+    }
+}
+
+fn perform(
+    context: &mut Context,
+    parts: &mut OperatedParts<'_>,
+    id: ClientId,
+    request: &m::Operate,
+) -> Result<Done, Refusal> {
     let OperatedParts {
         device_changes,
         changed,
@@ -64,7 +97,7 @@ pub(super) fn operate(
             let token = context.workers.next_token(Some(id));
             changed.configuration.awaiting.push(token);
             changed.configuration.begin_reload(&context.helpers);
-            return Ok(Served::Deferred(Deferred::new(token, Then::ReplyAction)));
+            return Ok(Done::Deferred(Deferred::new(token, Then::ReplyAction)));
         }
         OperatorAction::StopCapture => {
             viewer.require_operator("end captures")?;
@@ -76,8 +109,8 @@ pub(super) fn operate(
             viewer.require_operator("add devices")?;
             let name = request.text.to_text();
             let token = context.workers.next_token(Some(id));
-            device_changes.begin_add(context, &changed, &name, token)?;
-            return Ok(Served::Deferred(Deferred::new(token, Then::ReplyAction)));
+            device_changes.begin_add(context, changed, &name, token)?;
+            return Ok(Done::Deferred(Deferred::new(token, Then::ReplyAction)));
         }
         OperatorAction::RemoveDevice => {
             viewer.require_operator("remove devices")?;
@@ -88,7 +121,7 @@ pub(super) fn operate(
             let is_closed =
                 device_changes.begin_removal(context, changed, (device, is_forced), token)?;
             if !is_closed {
-                return Ok(Served::Deferred(Deferred::new(token, Then::ReplyAction)));
+                return Ok(Done::Deferred(Deferred::new(token, Then::ReplyAction)));
             }
         }
         OperatorAction::SetLimit => {
@@ -97,7 +130,7 @@ pub(super) fn operate(
                 .configuration
                 .set_limit(&mut context.resources, &request.text.to_text());
             let outcome = outcome.map_err(|why| Refusal::new(libc::EINVAL, why))?;
-            return reply_text(&mut context.resources, id, seq, &outcome);
+            return Ok(Done::With(outcome));
         }
         OperatorAction::ChangeRoutes => {
             viewer.require_operator("change routes")?;
@@ -105,7 +138,7 @@ pub(super) fn operate(
             let follows = changed.routes.follows(device);
             let words = request.text.to_text();
             let outcome = operator_routes::change_routes(context, device, follows, &words)?;
-            return reply_text(&mut context.resources, id, seq, &outcome);
+            return Ok(Done::With(outcome));
         }
         OperatorAction::ChangeAddresses => {
             viewer.require_operator("change addresses")?;
@@ -114,7 +147,7 @@ pub(super) fn operate(
             let words = request.text.to_text();
             let parts = (&*config, &changed.connections.listeners, &*changed.links);
             let outcome = operator_addresses::change_addresses(context, parts, device, &words)?;
-            return reply_text(&mut context.resources, id, seq, &outcome);
+            return Ok(Done::With(outcome));
         }
         OperatorAction::ChangeNeighbours => {
             viewer.require_operator("change neighbours")?;
@@ -124,7 +157,7 @@ pub(super) fn operate(
             operator_routes::change_neighbours(context, device, follows, &words)?;
         }
     }
-    send_reply::<m::Operate>(context.resources.client_mut(id)?, seq, &NOTHING)
+    Ok(Done::Silently)
 }
 
 /// Sends the outcome of an action.
