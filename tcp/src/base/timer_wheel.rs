@@ -2,6 +2,10 @@
 //! the connection checks its own deadlines. Moving a deadline later leaves the entry in place: it
 //! expires early once and is rescheduled. Scheduling and removing are O(1), regardless of the
 //! number of connections.
+//!
+//! Thousands of connections that ended together are due a minute later, and until then they share a
+//! coarse slot. When this slot begins, its entries move to finer ones: a bounded number of them in one
+//! poll, and no other entry is returned before the last one has moved.
 
 use crate::base::time::Instant;
 
@@ -12,6 +16,8 @@ const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 /// 9 * 6 bits cover every tick of a 64-bit nanosecond clock: no overflow list, no wrap.
 const LEVELS: usize = 9;
+/// Entries of a coarse slot that one poll moves: about 20 us of work.
+const MOVES_PER_POLL: u32 = 1024;
 /// No entry.
 const NIL: u32 = u32::MAX;
 
@@ -47,6 +53,10 @@ pub(crate) struct TimerWheel {
     quiet: u64,
     heads: [[u32; SLOTS]; LEVELS],
     occupied: [u64; LEVELS],
+    /// Level and slot that began at `now` and may still have entries.
+    splitting: Option<(usize, usize)>,
+    /// Entries that this poll may still move.
+    moves_left: u32,
     nodes: Vec<WheelNode>,
 }
 
@@ -57,6 +67,8 @@ impl TimerWheel {
             quiet: u64::MAX,
             heads: [[NIL; SLOTS]; LEVELS],
             occupied: [0; LEVELS],
+            splitting: None,
+            moves_left: MOVES_PER_POLL,
             nodes: Vec::new(),
         }
     }
@@ -167,7 +179,14 @@ impl TimerWheel {
         now.0 >> TICK_SHIFT >= self.quiet
     }
 
-    /// Removes an expired entry and returns its index; to be called until it returns `None`.
+    /// Begins the calls of [`Self::pop_due`] of one poll.
+    #[inline]
+    pub(crate) fn begin_poll(&mut self) {
+        self.moves_left = MOVES_PER_POLL;
+    }
+
+    /// Removes an expired entry and returns its index; to be called until it returns `None`. More may
+    /// be due then, if [`Self::is_due`] says so: the next poll continues.
     #[inline]
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<u32> {
         if !self.is_due(now) {
@@ -178,28 +197,50 @@ impl TimerWheel {
 
     fn pop_until(&mut self, target: u64) -> Option<u32> {
         self.quiet = u64::MAX;
-        while let Some((level, slot, start)) = self.next_slot() {
+        loop {
+            if !self.split_slot() {
+                self.quiet = self.now;
+                return None;
+            }
+            let Some((level, slot, start)) = self.next_slot() else {
+                break;
+            };
             if start > target {
                 self.quiet = start;
                 break;
             }
             self.now = start;
-            let mut index = self.heads[level][slot];
             if level == 0 {
+                let index = self.heads[level][slot];
                 self.unlink_node(index);
                 self.quiet = start;
                 return Some(index);
             }
-            self.heads[level][slot] = NIL;
-            self.occupied[level] &= !(1 << slot);
-            while index != NIL {
-                let next = self.nodes[index as usize].next;
-                self.link_node(index);
-                index = next;
-            }
+            self.splitting = Some((level, slot));
         }
         self.now = self.now.max(target);
         None
+    }
+
+    /// Moves entries of a coarse slot that has begun to finer slots. Returns false if some are left for
+    /// the next poll.
+    fn split_slot(&mut self) -> bool {
+        let Some((level, slot)) = self.splitting else {
+            return true;
+        };
+        loop {
+            let index = self.heads[level][slot];
+            if index == NIL {
+                self.splitting = None;
+                return true;
+            }
+            if self.moves_left == 0 {
+                return false;
+            }
+            self.moves_left -= 1;
+            self.unlink_node(index);
+            self.link_node(index);
+        }
     }
 
     /// Returns whether no entry is scheduled; [`TimerWheel::next_deadline`] may still return a
@@ -246,6 +287,7 @@ mod tests {
                 want.values().all(|&due| at.0 <= due + (1 << TICK_SHIFT)),
                 "a deadline is never late"
             );
+            wheel.begin_poll();
             while let Some(i) = wheel.pop_due(at) {
                 let due = want.remove(&i).expect("due once");
                 assert!(
@@ -268,6 +310,7 @@ mod tests {
                 .wrapping_add(1442695040888963407);
             now += (random >> 40) % (1 << (10 + random % 20));
             let late = |due: u64| due + (2 << TICK_SHIFT) < now;
+            wheel.begin_poll();
             while let Some(i) = wheel.pop_due(Instant(now)) {
                 let due = due.remove(&i).expect("was scheduled");
                 assert!(due <= now, "entry {i} is early");
@@ -297,5 +340,33 @@ mod tests {
         wheel.schedule_entry(1, Instant::from_millis(1));
         assert_eq!(wheel.pop_due(Instant::from_millis(2)), Some(1));
         assert_eq!(wheel.pop_due(Instant::from_millis(600)), None);
+    }
+
+    /// All are due a minute after connections that ended within a millisecond.
+    #[test]
+    fn a_poll_moves_a_bounded_number_of_entries_that_are_due_together() {
+        const ENTRIES: u32 = 20_000;
+        let mut wheel = TimerWheel::new(Instant(0));
+        let due = Instant::from_millis(60_000);
+        for index in 0..ENTRIES {
+            wheel.schedule_entry(index, Instant(due.0 + u64::from(index % 1000) * 1000));
+        }
+        let last = Instant(due.0 + 2_000_000);
+        let (mut polls, mut returned) = (0, 0);
+        while let Some(at) = wheel.next_deadline() {
+            wheel.begin_poll();
+            // Entries stay removable while their slot is being split.
+            wheel.remove_entry(ENTRIES - 1);
+            while wheel.pop_due(at).is_some() {
+                returned += 1;
+            }
+            polls += 1;
+            assert!(wheel.moves_left <= MOVES_PER_POLL);
+            assert!(at <= last, "an entry is late");
+        }
+        assert_eq!(returned, ENTRIES - 1);
+        // Each level between the minute and the tick moves all of them once.
+        assert!(polls > ENTRIES / MOVES_PER_POLL, "{polls} polls");
+        assert!(wheel.is_empty());
     }
 }

@@ -204,7 +204,13 @@ fn a_hundred_thousand_connections_leave_nothing() {
     assert_eq!(net.closed, [CONNECTIONS; 2]);
     assert_eq!(net.hosts[1].connection_count(), 0);
     net.now = net.now + Duration::from_secs(61);
-    net.exchange();
+    // A poll runs a part of the timers that are due.
+    for _ in 0..CONNECTIONS {
+        net.exchange();
+        if net.hosts[0].connection_count() == 0 {
+            break;
+        }
+    }
     assert_eq!(net.hosts[0].connection_count(), 0, "TIME-WAIT is over");
     assert!(net.hosts.iter().all(Host::is_idle));
 }
