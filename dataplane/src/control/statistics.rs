@@ -261,6 +261,7 @@ fn worker_json(context: &Context, worker: &WorkerStats) -> serde_json::Value {
         "sleeps": worker.sleeps,
         "core": worker.core,
         "cpu_ns": worker.cpu_ns,
+        "longest_batch_ns": worker.longest_batch_ns,
         "request_slots": worker.shared_lines.request_slots,
         "request_batches": worker.shared_lines.request_batches,
         "doorbells": worker.shared_lines.doorbells,

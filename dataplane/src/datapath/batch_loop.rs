@@ -18,17 +18,26 @@ pub(crate) trait BatchLoop {
     /// Runs one batch: receive, process, send. Returns true if there was any work.
     fn run_batch(&mut self, now: Instant) -> bool;
 
+    /// Notes the time of a batch.
+    fn note_batch(&mut self, _began: Instant, _ended: Instant) {}
+
     /// Sleeps until there may be work.
     fn sleep(&mut self, now: Instant);
 
     /// Runs until [`Self::is_finished`].
     fn run_until_finished(&mut self) {
+        let mut now = self.clock().now();
         while !self.is_finished() {
-            let now = self.clock().now();
-            if self.run_batch(now) {
+            let is_busy = self.run_batch(now);
+            let began = now;
+            // Ends this batch and begins the next one.
+            now = self.clock().now();
+            self.note_batch(began, now);
+            if is_busy {
                 self.idle().note_busy(now);
             } else if !self.is_finished() && self.idle().may_sleep(now) {
                 self.sleep(now);
+                now = self.clock().now();
             } else {
                 std::hint::spin_loop();
             }

@@ -14,6 +14,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `batch_loop.rs` | the loop of a pinned thread: a batch, spinning, sleeping |
+//! | `batch_times.rs` | the longest batch of a thread, in processor time |
 //! | `clock.rs` | the TSC in nanoseconds |
 //! | `port.rs` | one port of one worker: queues, stack, received frames |
 //! | `rx_frame.rs` | received frames as TCP holds them |
@@ -23,6 +24,7 @@
 //! | `timer_hold.rs` | holds retransmission timers while frames may lie in a receive ring |
 
 pub(crate) mod batch_loop;
+pub(crate) mod batch_times;
 pub(crate) mod clock;
 pub mod forward;
 pub(crate) mod idle;

@@ -737,6 +737,8 @@ pub struct WorkerStats {
     pub core: usize,
     /// CPU time of the worker's thread, nanoseconds.
     pub cpu_ns: u64,
+    /// Longest processor time of a batch since the start, nanoseconds.
+    pub longest_batch_ns: u64,
     /// Cache-line transfers between applications and this worker.
     pub shared_lines: SharedLines,
     /// Frames from and to other workers.

@@ -86,6 +86,7 @@ use siw_tcp::Instant;
 
 use crate::config::IdlePolicy;
 use crate::datapath::batch_loop::BatchLoop;
+use crate::datapath::batch_times::BatchTimes;
 use crate::datapath::clock::TscClock;
 use crate::datapath::forward::FrameForwarder;
 use crate::datapath::idle::Idle;
@@ -157,6 +158,7 @@ pub struct Worker {
     wake_sources: WakeSources,
     rx_batch: RxBatch,
     batches: u64,
+    batch_times: BatchTimes,
     timer_hold: TimerHold,
     /// Set while the daemon stops: deadline for connections to close.
     stopping: Option<Instant>,
@@ -207,6 +209,7 @@ impl Worker {
             wake_sources,
             rx_batch: RxBatch::new(),
             batches: 0,
+            batch_times: BatchTimes::new(now),
             timer_hold: TimerHold::default(),
             stopping: None,
             is_stopped: false,
@@ -320,6 +323,11 @@ impl BatchLoop for Worker {
         }
         self.connections.context.keys.report_quiescent();
         busy
+    }
+
+    #[inline]
+    fn note_batch(&mut self, began: Instant, ended: Instant) {
+        self.batch_times.note_batch(began, ended);
     }
 
     fn sleep(&mut self, now: Instant) {

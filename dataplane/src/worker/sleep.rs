@@ -109,17 +109,19 @@ impl Worker {
             // A sleeping worker reads no memory keys: deregistration need not wait for it.
             self.connections.context.keys.go_offline();
             self.wake_sources.sleeps += 1;
+            self.batch_times.begin_sleep(self.connections.clock.now());
             let was_woken = idle::wait_for_wake(
                 self.wake_sources.epoll.0.as_fd(),
                 &mut self.connections.ports,
                 limit,
             );
             self.connections.context.keys.go_online();
+            let now = self.connections.clock.now();
+            self.batch_times.end_sleep(now);
             // After a sleep that ended by its limit the worker sleeps again; after a wake-up it spins
             // first.
             if was_woken {
                 self.wake_sources.has_edges = true;
-                let now = self.connections.clock.now();
                 self.idle.note_busy(now);
             }
         }

@@ -1,17 +1,15 @@
 //! Snapshots of a worker's counters and connections.
 
-use std::time::Duration;
-
 use siw_iwarp::TxRecord;
 
 use super::Worker;
 use super::messages::{ConnectionSnapshot, PortStats, SharedLines, WorkerStats};
 use super::slots::QpSlot;
 use super::worker_qp::{QpTable, WorkerQp};
+use crate::datapath::batch_times::thread_time;
 use crate::datapath::port::WorkerPort;
 // From the C library: rustix looks up the vDSO by itself, which valgrind has removed.
 use nix::sched::sched_getcpu;
-use nix::time::{ClockId, clock_gettime};
 
 /// Slots visited for one command, and connections described: a batch is not delayed noticeably.
 const SLOTS_PER_COMMAND: u32 = 256;
@@ -84,7 +82,8 @@ impl Worker {
             iterations: self.batches,
             sleeps: self.wake_sources.sleeps(),
             core: sched_getcpu().unwrap_or_default(),
-            cpu_ns: thread_cpu_ns(),
+            cpu_ns: thread_time().as_nanos() as u64,
+            longest_batch_ns: self.batch_times.longest().as_nanos() as u64,
             placed_out_of_order: self.connections.placed_out_of_order,
             receive_waits: self.connections.receive_waits.begun,
             receive_wait_timeouts: self.connections.receive_waits.timed_out,
@@ -119,10 +118,4 @@ impl Worker {
             buffers: self.connections.cache.pool().capacity(),
         }
     }
-}
-
-/// CPU time of the calling thread in nanoseconds.
-fn thread_cpu_ns() -> u64 {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
-        .map_or(0, |time| Duration::from(time).as_nanos() as u64)
 }

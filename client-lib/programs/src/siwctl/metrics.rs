@@ -411,6 +411,13 @@ fn families(stats: &Value, most_clients: usize) -> Families {
             labels(),
             cpu,
         );
+        all.add(
+            "worker_longest_batch",
+            "Longest processor time of a batch of the worker",
+            Kind::GaugeSeconds,
+            labels(),
+            worker["longest_batch_ns"].as_f64().unwrap_or(0.0) / 1e9,
+        );
         for (key, name, kind, help) in WORKER {
             let value = worker[key].as_f64().unwrap_or(0.0);
             all.add(&format!("worker_{name}"), help, kind, labels(), value);
@@ -669,7 +676,7 @@ mod tests {
                 "mib": { "TcpCurrEstab": 2, "TcpRetransSegs": 5 },
             }],
             "workers": [{
-                "cpu_ns": 1_500_000_000u64, "completions": 12,
+                "cpu_ns": 1_500_000_000u64, "longest_batch_ns": 125_000, "completions": 12,
                 "message_bytes": { "bounds": [64, 128], "counts": [3, 0, 2], "sum": 500 },
                 "round_trip_ns": { "bounds": [4096, 8192], "counts": [0, 1, 0], "sum": 5000 },
             }],
@@ -695,6 +702,7 @@ mod tests {
             "# UNIT siwd_worker_cpu_seconds seconds",
             "siwd_worker_cpu_seconds_total{worker=\"0\"} 1.5",
             "siwd_worker_completions_total{worker=\"0\"} 12",
+            "siwd_worker_longest_batch_seconds{worker=\"0\"} 0.000125",
             "# TYPE siwd_worker_message_bytes histogram",
             "siwd_worker_message_bytes_sum{worker=\"0\"} 500.0",
             "siwd_worker_message_bytes_count{worker=\"0\"} 5",
