@@ -28,8 +28,10 @@ pub fn clear_pending(pending: &AtomicU32) {
 /// Client: claims the next doorbell slot, which an earlier claim may still occupy.
 #[inline]
 pub fn claim_slot(tail: &AtomicU32, mask: u32) -> u32 {
-    // Relaxed: only the number matters; the slot's own word carries the data.
-    tail.fetch_add(1, Ordering::Relaxed) & mask
+    // Pairs with itself in other threads. A slot is claimed again a lap later. The ring has a slot for
+    // each queue, so meanwhile some queue was claimed twice: the second claim came after the worker
+    // emptied this slot (see `take_slot`), and the claims after it, by whatever thread, see that.
+    tail.fetch_add(1, Ordering::AcqRel) & mask
 }
 
 /// Client: fills a claimed doorbell slot. `false`: an earlier number is still in it; the caller tries
@@ -53,7 +55,8 @@ pub fn take_slot(slot: &AtomicU32) -> Option<u32> {
         return None;
     }
     // Relaxed: a client that waits for the slot needs no more than the value. For one that does not, it
-    // precedes the Release half of `clear_pending` for this number, and thus any new claim of this slot.
+    // precedes the Release half of `clear_pending` for this number and the later ones, and thus any new
+    // claim of this slot (see `claim_slot`).
     slot.store(0, Ordering::Relaxed);
     Some(filled - 1)
 }

@@ -503,3 +503,25 @@ fn two_posting_threads_share_a_doorbell_ring() {
         assert_eq!(seen, [1, 1]);
     });
 }
+
+/// Laps of the ring: a slot that the worker has emptied is filled by a thread that has not met the
+/// worker. Only the claims of the other thread order its number behind the zero.
+#[test]
+fn a_slot_that_was_emptied_takes_the_number_of_another_thread() {
+    loom::model(|| {
+        let b = Bell::new();
+        let (c, d) = (b.clone(), b.clone());
+        let first = thread::spawn(move || {
+            c.post(0, 1);
+            c.post(0, 2);
+        });
+        let second = thread::spawn(move || d.post(1, 1));
+        // The worker.
+        let (mut head, mut seen) = (0, [0; 2]);
+        b.drain(&mut head, &mut seen);
+        first.join().unwrap();
+        second.join().unwrap();
+        b.drain(&mut head, &mut seen);
+        assert_eq!(seen, [2, 1]);
+    });
+}
