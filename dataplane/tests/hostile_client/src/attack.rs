@@ -13,6 +13,8 @@ pub struct Attack {
     pub socket: PathBuf,
     /// Time at which the attack ends.
     pub end: Instant,
+    /// Number of objects or clients, if the caller chose one.
+    pub count: Option<usize>,
     random: u64,
     announced: bool,
     /// Rounds of the attack.
@@ -25,10 +27,11 @@ pub struct Attack {
 
 impl Attack {
     /// Creates an attack on the daemon at this socket.
-    pub fn new(socket: PathBuf, end: Instant, seed: u64) -> Attack {
+    pub fn new(socket: PathBuf, end: Instant, seed: u64, count: Option<usize>) -> Attack {
         Attack {
             socket,
             end,
+            count,
             random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             announced: false,
             rounds: 0,
@@ -47,6 +50,11 @@ impl Attack {
         }
         self.rounds += 1;
         Instant::now() < self.end
+    }
+
+    /// Whether the attack's time is over, without counting a round.
+    pub fn is_over(&self) -> bool {
+        Instant::now() >= self.end
     }
 
     /// A pseudo-random number.

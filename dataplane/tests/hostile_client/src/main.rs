@@ -1,8 +1,10 @@
 //! A client that attacks the daemon for a given time.
 //!
 //! ```text
-//! siw-hostile-client KIND SOCKET SECONDS [SEED]
+//! siw-hostile-client KIND SOCKET SECONDS [SEED [COUNT]]
 //! ```
+//! COUNT is the number of objects or clients of the kinds that have many; each has a default.
+//!
 //! Prints `attacking` once its attack has started, and at the end one line of JSON with its
 //! counters. The tests and `./benches/figures trust` run it together with honest clients. When the
 //! daemon closes its connection or does not answer, it starts again: the daemon is supposed to do
@@ -12,6 +14,7 @@
 mod attack;
 mod attacks;
 mod session;
+mod slow_file;
 
 use attack::Attack;
 use siw_shm::control::codec::CallError;
@@ -20,19 +23,20 @@ use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (kind, socket, seconds, seed) = match &args[..] {
-        [kind, socket, seconds] => (kind, socket, seconds, "1"),
-        [kind, socket, seconds, seed] => (kind, socket, seconds, seed.as_str()),
+    let (kind, socket, seconds, more) = match &args[..] {
+        [kind, socket, seconds, more @ ..] if more.len() <= 2 => (kind, socket, seconds, more),
         _ => return print_usage(),
     };
     let Some(attack) = attacks::by_name(kind) else {
         return print_usage();
     };
-    let (Ok(seconds), Ok(seed)) = (seconds.parse::<f64>(), seed.parse::<u64>()) else {
+    let seed = more.first().map_or(Ok(1), |seed| seed.parse());
+    let count = more.get(1).map(|count| count.parse()).transpose();
+    let (Ok(seconds), Ok(seed), Ok(count)) = (seconds.parse(), seed, count) else {
         return print_usage();
     };
     let end = Instant::now() + Duration::from_secs_f64(seconds);
-    let mut state = Attack::new(socket.into(), end, seed);
+    let mut state = Attack::new(socket.into(), end, seed, count);
     loop {
         match attack(&mut state) {
             Ok(()) => {}
@@ -60,7 +64,7 @@ fn main() -> ExitCode {
 
 fn print_usage() -> ExitCode {
     let kinds: Vec<&str> = attacks::KINDS.iter().map(|(name, _)| *name).collect();
-    eprintln!("usage: siw-hostile-client KIND SOCKET SECONDS [SEED]");
+    eprintln!("usage: siw-hostile-client KIND SOCKET SECONDS [SEED [COUNT]]");
     eprintln!("kinds: {}", kinds.join(" "));
     ExitCode::from(2)
 }

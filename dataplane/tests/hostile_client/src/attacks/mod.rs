@@ -48,6 +48,9 @@ pub const KINDS: &[(&str, Run)] = &[
     ("mass-departure", objects::mass_departure),
     ("parked-sends", objects::parked_sends),
     ("many-arenas", objects::many_arenas),
+    ("slow-files", tenants::slow_files),
+    ("clients-come-and-go", tenants::clients_come_and_go),
+    ("many-objects", objects::many_objects),
     ("killed", killed::live_until_killed),
     ("many-queue-pairs", killed::hold_many_queue_pairs),
 ];

@@ -2,17 +2,16 @@
 
 use super::rings::own_address;
 use crate::attack::{Attack, Ended};
-use crate::session::AttackSession;
+use crate::session::{AttackSession, AttackerListener};
 use siw_shm::control::codec::CallError;
 use siw_shm::control::messages as m;
 use siw_shm::{SendData, SendWr};
+use std::time::Instant;
 
 /// Idle completion queues beside the clients that come and go.
 const IDLE_QUEUES: usize = 4000;
 /// Connections of a client that leaves, with two queue pairs each.
-const LEFT_CONNECTIONS: usize = 200;
-/// Queue pairs that a client leaves besides, without a connection.
-const LEFT_QUEUE_PAIRS: usize = 2000;
+const LEFT_CONNECTIONS: usize = 500;
 /// Connections whose SEND has no receive request.
 const PARKED: usize = 200;
 /// Arenas of a region, each with one extent.
@@ -40,32 +39,62 @@ pub fn idle_queues_and_connects(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Makes as many queue pairs as it may, some of them connected, and leaves them all at once.
+/// Makes many queue pairs, all of them connected, and leaves them all at once.
 pub fn mass_departure(attack: &mut Attack) -> Ended {
-    while attack.begin_round() {
-        let mut session = AttackSession::open(&attack.socket)?;
-        let pd = session.alloc_pd()?;
-        let (cq, _) = session.create_cq(64)?;
-        let listener = session.listen(own_address())?;
-        let mut left = Vec::new();
-        for number in 0..LEFT_CONNECTIONS + LEFT_QUEUE_PAIRS / 2 {
-            let ends = [
-                session.create_qp(pd, cq.cq, 4),
-                session.create_qp(pd, cq.cq, 4),
-            ];
-            let [Ok(from), Ok(to)] = ends else {
-                attack.refused += 1;
-                break;
-            };
-            if number < LEFT_CONNECTIONS {
-                session.connect(&listener, &from, &to)?;
-            }
-            left.push((from, to));
-            if !attack.begin_round() {
-                break;
-            }
+    let pairs = attack.count.unwrap_or(LEFT_CONNECTIONS);
+    loop {
+        let left = connect_pairs(attack, pairs)?;
+        if !attack.begin_round() {
+            return Ok(());
+        }
+        drop(left);
+    }
+}
+
+/// A client with queue pairs that are connected to each other, and its listeners.
+fn connect_pairs(
+    attack: &mut Attack,
+    pairs: usize,
+) -> Result<(AttackSession, Vec<AttackerListener>), CallError> {
+    /// Connections to one port: each has a port of its own at the other end.
+    const OF_LISTENER: usize = 10_000;
+    let mut session = AttackSession::open(&attack.socket)?;
+    let pd = session.alloc_pd()?;
+    let (cq, _) = session.create_cq(64)?;
+    let mut listeners = Vec::new();
+    for number in 0..pairs {
+        if number % OF_LISTENER == 0 {
+            listeners.push(session.listen(own_address())?);
+        }
+        let ends = [
+            session.create_qp(pd, cq.cq, 4),
+            session.create_qp(pd, cq.cq, 4),
+        ];
+        let [Ok(from), Ok(to)] = ends else {
+            attack.refused += 1;
+            break;
+        };
+        if let Some(listener) = listeners.last() {
+            session.connect(listener, &from, &to)?;
+        }
+        if attack.is_over() {
+            break;
         }
     }
+    Ok((session, listeners))
+}
+
+/// Holds many idle queue pairs and as many completion queues.
+pub fn many_objects(attack: &mut Attack) -> Ended {
+    let mut session = AttackSession::open(&attack.socket)?;
+    let pd = session.alloc_pd()?;
+    let (cq, _) = session.create_cq(64)?;
+    for _ in 0..attack.count.unwrap_or(IDLE_QUEUES) {
+        session.create_qp(pd, cq.cq, 4)?;
+        session.create_cq(4)?;
+    }
+    attack.begin_round();
+    std::thread::sleep(attack.end.saturating_duration_since(Instant::now()));
     Ok(())
 }
 
@@ -73,11 +102,12 @@ pub fn mass_departure(attack: &mut Attack) -> Ended {
 pub fn parked_sends(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let pd = session.alloc_pd()?;
-    let (cq, _) = session.create_cq(4 * PARKED as u32)?;
+    let connections = attack.count.unwrap_or(PARKED);
+    let (cq, _) = session.create_cq(4 * connections as u32)?;
     let memory = session.new_memory(pd)?;
     let listener = session.listen(own_address())?;
     let mut parked = Vec::new();
-    for _ in 0..PARKED {
+    for _ in 0..connections {
         let from = session.create_qp(pd, cq.cq, 4)?;
         let to = session.create_qp(pd, cq.cq, 4)?;
         session.connect(&listener, &from, &to)?;

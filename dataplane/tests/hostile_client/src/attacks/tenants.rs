@@ -2,20 +2,26 @@
 
 use crate::attack::{Attack, Ended};
 use crate::session::AttackSession;
+use crate::slow_file;
 use rustix::fd::AsFd;
+use rustix::process::{Resource, Rlimit};
 use siw_shm::SharedMemory;
 use siw_shm::control::ControlSocket;
 use siw_shm::control::codec::{self, CallError};
 use siw_shm::control::messages as m;
 use siw_shm::shared_memory::PageSize;
+use std::collections::VecDeque;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Registrations that one round tries to hold.
 const GREED: usize = 500;
 /// SO_LINGER time of a socket that is given away.
 const LINGER: Duration = Duration::from_secs(60);
+/// Clients that are connected at a time, and how many come in a second.
+const CROWD: usize = 500;
+const ARRIVALS: u32 = 1000;
 /// Bytes of a file in memory, of which a page is imported.
 const FILE_BYTES: usize = 64 << 20;
 
@@ -234,6 +240,72 @@ pub fn idle_clients(attack: &mut Attack) -> Ended {
         }
         if idle.len() >= GREED {
             idle.clear();
+        }
+    }
+    Ok(())
+}
+
+/// Sends the daemon files whose close lasts as long as the attack: as memory to import, and with a
+/// request that has no file.
+pub fn slow_files(attack: &mut Attack) -> Ended {
+    let file = slow_file::open()?;
+    while attack.begin_round() {
+        let mut sessions = Vec::new();
+        for number in 0..GREED {
+            let opened = AttackSession::open(&attack.socket);
+            let Some(mut session) = attack.count_refusal(opened)? else {
+                break;
+            };
+            let packet = if number % 2 == 0 {
+                session.encode(&m::ImportMemory {
+                    kind: m::IMPORT_FILE,
+                    writable: 1,
+                    offset: 0,
+                    len: 4096,
+                })
+            } else {
+                session.encode(&m::QueryDevice { index: 0, flags: 0 })
+            };
+            // The answer may have to wait for the file.
+            session.conn.send_packet(&packet, &[file.as_fd()])?;
+            sessions.push(session);
+            if !attack.begin_round() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Many clients are connected; in each round the one that came first goes, and another one comes: as
+/// many in a second as [`ARRIVALS`]. Prints the number that came and the time at intervals.
+pub fn clients_come_and_go(attack: &mut Attack) -> Ended {
+    let descriptors = rustix::process::getrlimit(Resource::Nofile);
+    let limit = Rlimit {
+        current: descriptors.maximum,
+        ..descriptors
+    };
+    rustix::process::setrlimit(Resource::Nofile, limit).map_err(std::io::Error::from)?;
+    let arrive = |attack: &mut Attack| -> Result<ControlSocket, CallError> {
+        let mut session = AttackSession::open(&attack.socket)?;
+        session.alloc_pd()?;
+        // Without the descriptors that the daemon has sent.
+        Ok(session.conn)
+    };
+    let mut present = VecDeque::new();
+    while present.len() < attack.count.unwrap_or(CROWD) && !attack.is_over() {
+        present.push_back(arrive(attack)?);
+    }
+    let (begin, mut arrivals) = (Instant::now(), 0);
+    while attack.begin_round() {
+        present.pop_front();
+        present.push_back(arrive(attack)?);
+        arrivals += 1;
+        let due = begin + Duration::from_secs(1) * arrivals / ARRIVALS;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        if arrivals % ARRIVALS == 0 {
+            let seconds = begin.elapsed().as_secs_f64();
+            println!("{arrivals} clients came in {seconds:.3} s");
         }
     }
     Ok(())
