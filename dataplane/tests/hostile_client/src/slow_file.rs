@@ -7,6 +7,7 @@ use rustix::fd::AsRawFd;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
 
 /// Operations of `linux/fuse.h`.
 mod operation {
@@ -56,8 +57,7 @@ fn own_user_namespace() -> io::Result<()> {
 }
 
 fn mount_at(folder: &Path) -> io::Result<()> {
-    // Opened before the file, so that the end of the process closes it first and waits for nothing.
-    let device = File::options().read(true).write(true).open("/dev/fuse")?;
+    let device = Arc::new(File::options().read(true).write(true).open("/dev/fuse")?);
     let (uid, gid) = (nix::unistd::getuid(), nix::unistd::getgid());
     let options = format!(
         "fd={},rootmode=40000,user_id={uid},group_id={gid},allow_other",
@@ -71,8 +71,33 @@ fn mount_at(folder: &Path) -> io::Result<()> {
         flags,
         Some(options.as_str()),
     )?;
-    std::thread::spawn(move || answer(device));
-    Ok(())
+    start_answering(device)
+}
+
+/// Starts the thread that answers. It alone has the device, in a table of descriptors of its own: a process
+/// that is killed while one table has the device and the file would wait for its own answer for ever.
+fn start_answering(device: Arc<File>) -> io::Result<()> {
+    let (report, started) = mpsc::channel();
+    let copied = device.clone();
+    std::thread::spawn(move || {
+        let own = unshare(CloneFlags::CLONE_FILES)
+            .map_err(io::Error::from)
+            .and_then(|()| copied.try_clone());
+        // The other thread drops the last one, which closes its number in the first table.
+        drop(copied);
+        match own {
+            Ok(own) => {
+                let _ = report.send(Ok(()));
+                answer(own)
+            }
+            Err(error) => {
+                let _ = report.send(Err(error));
+                Ok(())
+            }
+        }
+    });
+    let ended = || io::Error::other("the thread has ended");
+    started.recv().map_err(|_| ended())?
 }
 
 /// Answers requests of the kernel and of this process, and no other ones.
