@@ -299,9 +299,10 @@ const PARKED_SENDS: &str = "parked-sends";
 /// A batch removes some of the queue pairs of a client that is gone.
 #[test]
 fn clients_that_leave_many_connected_queue_pairs_stop_nobody() {
-    /// Longest batch with all optimisations; builds with fewer of them are slower.
-    const LONGEST: Duration =
-        Duration::from_micros(if cfg!(debug_assertions) { 1000 } else { 200 });
+    /// Longest batch: some milliseconds are the first access to a transparent huge page, for which the
+    /// host of a virtual machine may have no memory yet (see `daemon/turn_times.rs`). `./benches/figures
+    /// trust` has the floor of siwd's own work.
+    const LONGEST: Duration = Duration::from_millis(20);
     let (_, batch) = stays_honest_beside(MASS_DEPARTURE);
     assert!(batch <= LONGEST, "a batch took {batch:?}");
 }

@@ -20,7 +20,7 @@ const GREED: usize = 500;
 /// SO_LINGER time of a socket that is given away.
 const LINGER: Duration = Duration::from_secs(60);
 /// Clients that are connected at a time, and how many come in a second.
-const CROWD: usize = 500;
+const CROWD: usize = 100;
 const ARRIVALS: u32 = 1000;
 /// Bytes of a file in memory, of which a page is imported.
 const FILE_BYTES: usize = 64 << 20;
