@@ -72,7 +72,7 @@ enum DaemonCommand {
     },
 }
 
-pub(crate) fn main() -> ExitCode {
+fn main() -> ExitCode {
     siw_heap::keep_free_memory();
     let args = DaemonArgs::parse();
     if args.schema {

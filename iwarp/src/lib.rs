@@ -82,9 +82,6 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-#[macro_use]
-pub mod mutant;
-
 pub mod ddp;
 mod environment;
 pub mod mpa;

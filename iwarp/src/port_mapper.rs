@@ -60,9 +60,7 @@ impl PortMapperMessage {
     #[must_use]
     pub fn parse(datagram: &[u8]) -> Option<PortMapperMessage> {
         let (head, rest) = datagram.split_first_chunk::<ANSWER_LEN>()?;
-        if !(rest.is_empty() || rest.len() == REQUEST_LEN - ANSWER_LEN)
-            || head[0] >> 6 != 0 && !mutant!(MapperVersion)
-        {
+        if !(rest.is_empty() || rest.len() == REQUEST_LEN - ANSWER_LEN) || head[0] >> 6 != 0 {
             return None;
         }
         let kind = match head[0] >> 4 & 3 {
@@ -71,7 +69,7 @@ impl PortMapperMessage {
             2 => PortMapperKind::Acknowledge,
             _ => PortMapperKind::Reject,
         };
-        if kind == PortMapperKind::Request && rest.is_empty() && !mutant!(MapperCut) {
+        if kind == PortMapperKind::Request && rest.is_empty() {
             return None;
         }
         let port = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
@@ -96,12 +94,10 @@ impl PortMapperMessage {
     #[must_use]
     pub fn build(&self) -> Vec<u8> {
         let is_request = self.kind == PortMapperKind::Request;
-        let is_long = is_request || mutant!(MapperLength);
-        let len = if is_long { REQUEST_LEN } else { ANSWER_LEN };
+        let len = if is_request { REQUEST_LEN } else { ANSWER_LEN };
         let mut out = vec![0; len];
         let kind = match self.kind {
             PortMapperKind::Request => 0,
-            PortMapperKind::Accept if mutant!(MapperKind) => 3,
             PortMapperKind::Accept => 1,
             PortMapperKind::Acknowledge => 2,
             PortMapperKind::Reject => 3,
@@ -127,12 +123,7 @@ impl PortMapperMessage {
     /// The message with another kind, for an answer.
     #[must_use]
     pub fn answer(self, kind: PortMapperKind) -> PortMapperMessage {
-        let handle = self.handle.wrapping_add(u64::from(mutant!(MapperHandle)));
-        PortMapperMessage {
-            kind,
-            handle,
-            ..self
-        }
+        PortMapperMessage { kind, ..self }
     }
 }
 

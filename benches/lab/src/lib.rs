@@ -13,6 +13,7 @@ pub mod impair;
 pub mod link;
 pub mod mapper;
 pub mod mutants;
+pub mod mutate;
 pub mod record;
 pub mod reference;
 pub mod report;

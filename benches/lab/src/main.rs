@@ -26,7 +26,7 @@ use siw_lab::report::{Entry, Report, Settings, VERSION, file_name, write_pcapng}
 use siw_lab::script::{Clients, Outcome, Running, Target, Verdict};
 use siw_lab::suite::{Instance, Ran, run_all};
 use siw_lab::via::{self, LocalLink, Programs, Siwd};
-use siw_lab::{capture, catalogue, conformance};
+use siw_lab::{capture, catalogue, conformance, mutate};
 
 /// Conformance cases for iWARP targets, judged from outside by a scripted peer.
 ///
@@ -95,6 +95,15 @@ enum Command {
     },
     /// Judge the lab itself: faults of `siwd-mutants` that have to turn their cases red
     Mutants(Mutants),
+    /// Write a copy of siwd's source with the faults of `siw-lab mutants`, from which cargo builds
+    /// `siwd-mutants`
+    Mutate {
+        /// Folder of the copy; only what changed since the copy before is written
+        folder: PathBuf,
+        /// Root of siwd's source
+        #[arg(long, default_value = ".")]
+        source: PathBuf,
+    },
     /// Stand between two peers: pass their frames on, and impair TCP segments by a profile, until a signal
     Between(BetweenArgs),
     /// Judge the senders of a capture by the rules that hold in any conversation
@@ -249,6 +258,10 @@ struct Mutants {
     /// Only these mutants, for example AnyRequestKey,WriteLost
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Tries of each case without the fault, all of which have to pass, and with it, all of which have to
+    /// fail
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    tries: u32,
     /// Decides sequence numbers, ports and data; random without it
     #[arg(long)]
     seed: Option<u64>,
@@ -301,6 +314,9 @@ fn main() -> ExitCode {
         Command::Peer { folder, from } => peer_file(&folder, &from),
         Command::Conformance { folder } => conformance_of(&folder),
         Command::Mutants(wanted) => judge_mutants(&wanted),
+        Command::Mutate { folder, source } => mutate::patches()
+            .and_then(|patches| mutate::write_copy(&patches, &source, &folder))
+            .map(|()| true),
         Command::Between(wanted) => stand_between(&wanted),
         Command::Check { files } => check_captures(&files),
     };
@@ -774,8 +790,8 @@ fn judge_mutants(wanted: &Mutants) -> Result<bool> {
     let cases = built_in()?;
     let mut mutants = mutants::table(&cases)?;
     for name in &wanted.only {
-        if mutants.iter().all(|mutant| mutant.name != name) {
-            bail!("mutant {name} does not exist (benches/lab/mutants)");
+        if mutants.iter().all(|mutant| mutant.name != *name) {
+            bail!("mutant {name} does not exist (benches/lab/mutants/table.toml)");
         }
     }
     let programs = Programs::find(wanted.siwd.as_deref(), "siwd-mutants")?;
@@ -786,7 +802,7 @@ fn judge_mutants(wanted: &Mutants) -> Result<bool> {
     via::enter_namespaces(LocalLink::Veth)?;
     watch_signals()?;
     let mut subject = Subject::start(programs, &output, &mutants)?;
-    mutants.retain(|mutant| wanted.only.is_empty() || wanted.only.iter().any(|n| n == mutant.name));
+    mutants.retain(|mutant| wanted.only.is_empty() || wanted.only.contains(&mutant.name));
     let seed = seed_or_random(wanted.seed)?;
     let (target, _station) = siwd_target(
         &subject.programs,
@@ -797,25 +813,33 @@ fn judge_mutants(wanted: &Mutants) -> Result<bool> {
     )?;
     let report = |judged: &mutants::Judged| {
         if !wanted.json {
-            let with = judged.with.map_or("not run", Verdict::name);
             let word = if judged.killed { "killed" } else { "SURVIVED" };
             say!(
-                "{word:8} {:24} {:24} {with}: {}\n",
+                "{word:8} {:24} {:24} {}\n",
                 judged.mutant,
                 judged.case,
-                judged.reason
+                judged.summary()
             );
         }
     };
     let is_stopped = || STOPPED.load(Ordering::Relaxed);
-    let summary = mutants::judge_all(&mut subject, &target, &mutants, &is_stopped, &report)?;
+    let summary = mutants::judge_all(
+        &mut subject,
+        &target,
+        &mutants,
+        wanted.tries,
+        &is_stopped,
+        &report,
+    )?;
     if wanted.json {
         say!("{}\n", serde_json::to_string_pretty(&summary)?);
     } else {
         say!(
-            "{} of {} mutants killed in {:.1} s; seed {seed}\n",
+            "{} of {} mutants killed by {} of {} tries in {:.1} s; seed {seed}\n",
             summary.killed,
             summary.all,
+            summary.tries,
+            summary.tries,
             summary.seconds
         );
     }

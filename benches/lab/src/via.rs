@@ -305,9 +305,9 @@ impl MutantSwitch {
         };
         let mut line = String::new();
         switch.answers.read_line(&mut line)?;
-        let names = line.trim().strip_prefix("mutants ").with_context(|| {
-            "this siwd has no mutants: cargo build -p siwd --features mutants --bin siwd-mutants"
-        })?;
+        let names = line.trim().strip_prefix("mutants ").with_context(
+            || "this siwd has no mutants: build one from the copy that `siw-lab mutate` writes",
+        )?;
         switch.names = names.split(' ').map(str::to_owned).collect();
         Ok(switch)
     }

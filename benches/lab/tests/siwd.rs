@@ -4,26 +4,34 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// siwd, a program of siwd's crate that is built with `features`, with the programs and libraries that the
-/// run needs, built with the profile of this test.
-fn siwd(program: &str, features: &str) -> PathBuf {
+use siw_lab::mutate;
+
+/// siwd or, built from a copy of the source with mutants, `siwd-mutants`, with the programs and libraries
+/// that the run needs, built with the profile of this test.
+fn siwd(program: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_BIN_EXE_siw-lab")).parent().unwrap();
     let profile = match folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(other) => other,
     };
+    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let copy = folder.with_file_name("siwd-mutants");
+    if program == "siwd-mutants" {
+        mutate::write_copy(&mutate::patches().unwrap(), source, &copy).unwrap();
+    }
     for target in [
-        &["siwd", "--bin", program, "--features", features][..],
+        &["siwd", "--bin", program][..],
         &["siw-preload", "--lib", "--all-features"],
         &["siw-mirror", "--lib", "--all-features"],
         &["siw-verbs", "--lib", "--bins"],
     ] {
+        let is_copied = target.contains(&"siwd-mutants");
         let built = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--profile", profile, "--package"])
             .args(target)
             .arg("--target-dir")
             .arg(folder.parent().unwrap())
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .current_dir(if is_copied { copy.as_path() } else { source })
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&built.stderr);
@@ -64,7 +72,7 @@ fn smoke(link: &str, needed: &str) {
     if !is_possible(needed) {
         return;
     }
-    let siwd = siwd("siwd", "");
+    let siwd = siwd("siwd");
     let output = tempfile::tempdir().unwrap();
     let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/siwd.toml");
     let got = Command::new(env!("CARGO_BIN_EXE_siw-lab"))
@@ -104,13 +112,13 @@ fn siwd_passes_the_smoke_profile_over_a_veth_pair() {
     smoke("veth", "/proc/self/ns/net");
 }
 
-/// The judge is judged: each mutant of siwd turns its case red.
+/// The judge is judged: without a mutant of siwd its case passes each time, with it the case fails each time.
 #[test]
 fn each_mutant_of_siwd_turns_its_case_red() {
     if !is_possible("/proc/self/ns/net") {
         return;
     }
-    let siwd = siwd("siwd-mutants", "mutants");
+    let siwd = siwd("siwd-mutants");
     let output = tempfile::tempdir().unwrap();
     let got = Command::new(env!("CARGO_BIN_EXE_siw-lab"))
         .args(["mutants", "--seed", "1", "--siwd"])

@@ -58,18 +58,10 @@ impl ControlOctets {
     pub fn new(opcode: RdmapOpcode, is_last: bool) -> Self {
         let tagged = if opcode.is_tagged() { T_BIT } else { 0 };
         let last = if is_last { L_BIT } else { 0 };
-        let is_response = opcode == RdmapOpcode::ReadResponse;
-        let mut control = Self {
+        Self {
             ddp: tagged | last | DDP_VERSION,
             rdmap: RDMAP_VERSION << 6 | opcode as u8,
-        };
-        if mutant!(OwnReservedBit) && is_response {
-            control.ddp |= 0x04;
         }
-        if mutant!(OwnRdmapVersion) && is_response {
-            control.rdmap &= 0x0f;
-        }
-        control
     }
 
     /// Returns whether the segment is tagged: it names its buffer by STag.
@@ -112,8 +104,7 @@ impl ControlOctets {
             RDMAP_VERSION << 6 | RdmapOpcode::Write as u8,
         ];
         let octets = u16::from_le_bytes([self.ddp, self.rdmap]);
-        let is_refused = mutant!(ReservedDdpBits) && self.ddp & 0x3c != 0;
-        octets & u16::from_le_bytes(LOOKED_AT) == u16::from_le_bytes(WRITE) && !is_refused
+        octets & u16::from_le_bytes(LOOKED_AT) == u16::from_le_bytes(WRITE)
     }
 
     /// Length of the header that these control octets introduce.

@@ -66,9 +66,6 @@ pub(crate) fn peek_fpdu(rx: &impl RxStream) -> Option<FpduInfo> {
         return parse_head(head, rx.available());
     }
     let available = rx.available();
-    if mutant!(HeaderOverPieces) {
-        return None;
-    }
     let mut head = [0; HEAD_LEN];
     if available >= HEAD_LEN {
         rx.peek(0, &mut head);
@@ -99,9 +96,7 @@ fn parse_head(head: &[u8; HEAD_LEN], available: usize) -> Option<FpduInfo> {
 pub(crate) fn is_stream_crc_right(rx: &impl RxStream, wire_len: usize) -> bool {
     let mut crc = 0;
     rx.for_each_slice(0, wire_len, |slice| {
-        if !(mutant!(CrcOfFirstPiece) && crc != 0) {
-            crc = crc::crc32c_append(crc, slice);
-        }
+        crc = crc::crc32c_append(crc, slice);
     });
     crc == RESIDUE
 }
@@ -195,18 +190,13 @@ impl<R: RxStream> FpduSource for PlainStream<'_, R> {
 
     #[inline]
     fn verify(&self, fpdu: &FpduInfo, crc: bool) -> Result<(), TerminateCode> {
-        if !crc || mutant!(CrcUnchecked) {
+        if !crc {
             return Ok(());
         }
         let is_right = match self.0.contiguous(0, fpdu.wire_len) {
             Some(octets) => is_crc_right(octets),
             None => is_stream_crc_right(self.0, fpdu.wire_len),
         };
-        #[cfg(feature = "mutants")]
-        let is_right = is_right_with_pad(self.0, fpdu, is_right);
-        if mutant!(CrcCode) && !is_right {
-            return Err(TerminateCode::MPA_LENGTH);
-        }
         is_right.then_some(()).ok_or(TerminateCode::MPA_CRC)
     }
 
@@ -386,20 +376,6 @@ impl<R: RxStream> FpduSource for UnmarkedStream<'_, R> {
         self.rx.consume(fpdu.stream_len);
         self.marker_position = self.marker_position.advanced_by(fpdu.stream_len);
     }
-}
-
-/// Result of a CRC check under mutants that look at the pad.
-#[cfg(feature = "mutants")]
-fn is_right_with_pad(rx: &impl RxStream, fpdu: &FpduInfo, is_right: bool) -> bool {
-    let mut octets = vec![0; fpdu.wire_len];
-    rx.peek(0, &mut octets);
-    let pad = LEN_FIELD + usize::from(fpdu.ulpdu_len)..fpdu.wire_len - CRC_LEN;
-    let has_dirty_pad = octets[pad.clone()].iter().any(|octet| *octet != 0);
-    octets[pad].fill(0);
-    if mutant!(PadNotSummed) && is_crc_right(&octets) {
-        return true;
-    }
-    is_right && !(mutant!(PadChecked) && has_dirty_pad)
 }
 
 #[cfg(test)]

@@ -163,8 +163,6 @@ impl MpaFrame {
         }
         let mut octets = Vec::with_capacity(MPA_HEADER_LEN + pd_len);
         octets.extend_from_slice(match self.kind {
-            MpaFrameKind::Request if mutant!(RequestKeyWrong) => REPLY_KEY,
-            MpaFrameKind::Reply if mutant!(ReplyKeyWrong) => REQUEST_KEY,
             MpaFrameKind::Request => REQUEST_KEY,
             MpaFrameKind::Reply => REPLY_KEY,
         });
@@ -174,12 +172,10 @@ impl MpaFrame {
                 | flag(self.markers, M_FLAG)
                 | flag(self.crc, C_FLAG)
                 | flag(self.reject, R_FLAG)
-                | flag(self.enhanced.is_some(), S_FLAG)
-                | flag(mutant!(ReplyReservedFlag), 0x01),
+                | flag(self.enhanced.is_some(), S_FLAG),
         );
         octets.push(self.revision);
-        let announced_len = pd_len as u16 + u16::from(mutant!(ReplyLengthOff));
-        octets.extend_from_slice(&announced_len.to_be_bytes());
+        octets.extend_from_slice(&(pd_len as u16).to_be_bytes());
         if let Some(enhanced) = self.enhanced {
             octets.extend_from_slice(&enhanced.to_bytes());
         }
@@ -198,43 +194,30 @@ impl MpaFrame {
         let mut header = [0; MPA_HEADER_LEN];
         rx.peek(0, &mut header[..header_len]);
         let key_len = header_len.min(KEY_LEN);
-        let kind = if header[..key_len] == REQUEST_KEY[..key_len] || mutant!(AnyRequestKey) {
+        let kind = if header[..key_len] == REQUEST_KEY[..key_len] {
             MpaFrameKind::Request
-        } else if header[..key_len] == REPLY_KEY[..key_len] || mutant!(AnyReplyKey) {
+        } else if header[..key_len] == REPLY_KEY[..key_len] {
             MpaFrameKind::Reply
         } else {
             return Err(MpaError::BadKey);
         };
         if header_len < MPA_HEADER_LEN {
-            if mutant!(WholeFrameOnly) {
-                return Err(MpaError::BadKey);
-            }
             return Ok(None);
         }
         let (flags, revision) = (header[16], header[17]);
         let pd_len = u16::from_be_bytes([header[18], header[19]]);
         // Revision 0 goes with version 0 of RDMAP and DDP (RFC 5044 appendix C), which siwd does not
         // speak.
-        let is_known = mutant!(RevisionZero) && revision == 0 || mutant!(RevisionThree);
-        if (revision == 0 || revision > MAX_REVISION) && !is_known {
+        if revision == 0 || revision > MAX_REVISION {
             return Err(MpaError::BadRevision(revision));
         }
-        let is_unchecked = mutant!(LongPrivateData)
-            || mutant!(LateLengthCheck) && rx.available() < MPA_HEADER_LEN + usize::from(pd_len);
-        if (usize::from(pd_len) > MAX_PRIVATE_DATA || pd_len > max_private_data) && !is_unchecked {
+        if usize::from(pd_len) > MAX_PRIVATE_DATA || pd_len > max_private_data {
             return Err(MpaError::PrivateDataTooLong(pd_len));
         }
         // The S bit was reserved before revision 2 (RFC 6581 section 10).
-        let is_enhanced = flags & S_FLAG != 0 && (revision >= 2 || mutant!(EnhancedRevisionOne));
-        if is_enhanced && usize::from(pd_len) < ENHANCED_LEN && !mutant!(ShortEnhanced) {
+        let is_enhanced = flags & S_FLAG != 0 && revision >= 2;
+        if is_enhanced && usize::from(pd_len) < ENHANCED_LEN {
             return Err(MpaError::EnhancedTooShort);
-        }
-        let are_reserved_checked = match kind {
-            MpaFrameKind::Request => mutant!(ReservedRequestFlags),
-            MpaFrameKind::Reply => mutant!(ReservedReplyFlags),
-        };
-        if are_reserved_checked && flags & 0x07 != 0 {
-            return Err(MpaError::BadKey);
         }
         let frame_len = MPA_HEADER_LEN + usize::from(pd_len);
         if rx.available() < frame_len {

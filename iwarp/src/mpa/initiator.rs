@@ -65,8 +65,7 @@ impl MpaInitiator {
         // Read is offered even with ORD 0: it is the only kind that Chelsio supports, and the
         // responder keeps IRD >= 1 for it (conformance 24).
         let peer_to_peer = config.peer_to_peer && !config.rtr_kinds.is_empty();
-        let is_enhanced = config.revision == 2 && !mutant!(RequestUnenhanced);
-        let enhanced = is_enhanced.then_some(EnhancedData {
+        let enhanced = (config.revision == 2).then_some(EnhancedData {
             peer_to_peer,
             rtr: if peer_to_peer {
                 config.rtr_kinds
@@ -80,7 +79,7 @@ impl MpaInitiator {
         let request = MpaFrame {
             kind: MpaFrameKind::Request,
             markers: config.markers == MarkerPolicy::Request,
-            crc: config.crc.requests_crc() && !mutant!(RequestWithoutCrc),
+            crc: config.crc.requests_crc(),
             reject: false,
             joins_immediate: config.immediate_with_send && config.revision == 2,
             revision: config.revision,
@@ -169,10 +168,10 @@ impl MpaInitiator {
         reply: &mut MpaFrame,
         trailing: usize,
     ) -> Result<NegotiatedParameters, Option<MpaError>> {
-        if reply.kind == MpaFrameKind::Request && !mutant!(RequestAsReply) {
+        if reply.kind == MpaFrameKind::Request {
             return Err(Some(MpaError::BothInitiators));
         }
-        if reply.reject && !mutant!(RejectionIgnored) {
+        if reply.reject {
             return Err(None);
         }
         self.check_reply(reply, trailing)?;
@@ -180,7 +179,7 @@ impl MpaInitiator {
             initiator: true,
             crc: self.is_crc_on(reply),
             markers_in: self.config.markers == MarkerPolicy::Request,
-            markers_out: reply.markers && !mutant!(InitiatorWithoutMarkers),
+            markers_out: reply.markers,
             ird: self.ird,
             ord: self.ord,
             joins_immediate: self.config.immediate_with_send && reply.joins_immediate,
@@ -234,11 +233,7 @@ impl MpaInitiator {
         if peer.ird != DEPTH_UNNEGOTIATED {
             negotiated.ord = negotiated.ord.min(peer.ird);
         }
-        let is_number = peer.ord != DEPTH_UNNEGOTIATED || mutant!(UnnegotiatedOrdTaken);
-        if is_number && peer.ord > negotiated.ird {
-            if peer.ord > self.config.max_ird && mutant!(InsufficientIrdCode) {
-                return Err(MpaError::NoRtr);
-            }
+        if peer.ord != DEPTH_UNNEGOTIATED && peer.ord > negotiated.ird {
             if peer.ord > self.config.max_ird {
                 return Err(MpaError::InsufficientIrd {
                     peer_ord: peer.ord,
@@ -252,9 +247,6 @@ impl MpaInitiator {
         } else {
             RtrKinds::NONE
         };
-        if mutant!(PeerToPeerRequired) && !peer.peer_to_peer {
-            return Err(MpaError::NoRtr);
-        }
         if !offered.is_empty() && peer.peer_to_peer {
             negotiated.rtr = peer.rtr.intersection(offered).choose();
             if negotiated.rtr.is_none() {

@@ -106,9 +106,7 @@ impl MarkerPosition {
     /// The start of a stream with or without markers.
     #[inline]
     pub fn stream_start(markers: bool) -> Self {
-        if markers && mutant!(MarkersMisplaced) {
-            MarkerPosition(4)
-        } else if markers {
+        if markers {
             Self::START
         } else {
             Self::NO_MARKERS
@@ -180,7 +178,7 @@ pub fn mulpdu_for_emss(emss: u32) -> u16 {
 /// Encodes the marker that stands `back` octets after the start of its FPDU's length field.
 #[inline]
 pub fn encode_marker(back: usize) -> [u8; MARKER_LEN] {
-    let pointer = (back as u16 + 4 * u16::from(mutant!(MarkerPointerOff))).to_be_bytes();
+    let pointer = (back as u16).to_be_bytes();
     [0, 0, pointer[0], pointer[1]]
 }
 

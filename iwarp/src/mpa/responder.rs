@@ -80,10 +80,10 @@ impl MpaResponder {
         if frame.kind == MpaFrameKind::Reply {
             return failed(MpaError::UnexpectedReply);
         }
-        if frame.revision > self.config.revision && !mutant!(RevisionThree) {
+        if frame.revision > self.config.revision {
             return failed(MpaError::BadRevision(frame.revision));
         }
-        if rx.available() > 0 || mutant!(RequestRejectBit) && frame.reject {
+        if rx.available() > 0 {
             return failed(MpaError::TrailingBytes);
         }
         if let Err(error) = self.check_demands(&mut frame) {
@@ -139,9 +139,9 @@ impl MpaResponder {
         let request = self.request.as_ref().ok_or(MpaError::WrongState)?;
         let mut negotiated = NegotiatedParameters {
             initiator: false,
-            crc: (request.crc || self.config.crc.requests_crc()) && !mutant!(CrcNegotiatedOff),
+            crc: request.crc || self.config.crc.requests_crc(),
             markers_in: self.config.markers == MarkerPolicy::Request,
-            markers_out: request.markers && !mutant!(ResponderWithoutMarkers),
+            markers_out: request.markers,
             ird: ird.min(self.config.max_ird),
             ord: ord.min(self.config.max_ord),
             joins_immediate: self.joins_immediate(request),
@@ -149,11 +149,6 @@ impl MpaResponder {
             revision: request.revision,
         };
         let enhanced = match request.enhanced {
-            Some(peer) if mutant!(ReplyUnenhanced) => {
-                self.negotiate_enhanced(&mut negotiated, peer);
-                None
-            }
-            None if mutant!(ReplyEnhancedUnasked) => Some(EnhancedData::default()),
             Some(peer) => Some(self.negotiate_enhanced(&mut negotiated, peer)),
             None => {
                 match self.private_depths {
@@ -181,14 +176,12 @@ impl MpaResponder {
 
     /// Adapts the depths to those that the initiator announced.
     fn agree_on_depths(&self, negotiated: &mut NegotiatedParameters, peer_ird: u16, peer_ord: u16) {
-        if mutant!(IrdBelowOrd) {
-            negotiated.ird = 1;
-        } else if peer_ord != DEPTH_UNNEGOTIATED {
+        if peer_ord != DEPTH_UNNEGOTIATED {
             // As much as the initiator wants, within the device's limit, and never less than the
             // consumer asked for.
             negotiated.ird = negotiated.ird.max(peer_ord.min(self.config.max_ird));
         }
-        if peer_ird != DEPTH_UNNEGOTIATED && !mutant!(OrdAboveIrd) {
+        if peer_ird != DEPTH_UNNEGOTIATED {
             negotiated.ord = negotiated.ord.min(peer_ird);
         }
     }
@@ -202,12 +195,6 @@ impl MpaResponder {
         if peer.peer_to_peer {
             negotiated.rtr = self.acceptable_rtr(peer).choose();
         }
-        if mutant!(PeerToPeerUnasked) || mutant!(RtrKindWrong) && peer.peer_to_peer {
-            negotiated.rtr = Some(RtrKind::Write);
-        }
-        if mutant!(PeerToPeerNotEchoed) {
-            negotiated.rtr = None;
-        }
         self.agree_on_depths(negotiated, peer.ird, peer.ord);
         if negotiated.rtr == Some(RtrKind::Read) {
             negotiated.ird = negotiated.ird.max(1);
@@ -215,7 +202,7 @@ impl MpaResponder {
         negotiated.ird = super::announced_ird(&self.config, negotiated.ird);
         // Conformance 25: the reply to a depth that is not negotiated says "not negotiated" too.
         let reply_depth = |asked, own| {
-            if asked == DEPTH_UNNEGOTIATED && !mutant!(UnnegotiatedAnswered) {
+            if asked == DEPTH_UNNEGOTIATED {
                 DEPTH_UNNEGOTIATED
             } else {
                 own
@@ -223,10 +210,7 @@ impl MpaResponder {
         };
         EnhancedData {
             peer_to_peer: negotiated.rtr.is_some(),
-            rtr: match negotiated.rtr {
-                Some(kind) if !mutant!(RtrKindMissing) => RtrKinds::from_kind(kind),
-                _ => RtrKinds::NONE,
-            },
+            rtr: negotiated.rtr.map_or(RtrKinds::NONE, RtrKinds::from_kind),
             ird: reply_depth(peer.ord, negotiated.ird),
             ord: reply_depth(peer.ird, negotiated.ord),
         }
@@ -283,14 +267,10 @@ impl MpaResponder {
         MpaFrame {
             kind: MpaFrameKind::Reply,
             markers: !reject && self.config.markers == MarkerPolicy::Request,
-            crc: request.crc || self.config.crc.requests_crc() && !mutant!(ReplyWithoutCrc),
+            crc: request.crc || self.config.crc.requests_crc(),
             reject,
             joins_immediate: !reject && self.joins_immediate(request),
-            revision: if mutant!(ReplyRevisionTwo) {
-                2
-            } else {
-                request.revision
-            },
+            revision: request.revision,
             enhanced,
             private_data: private_data.to_vec(),
         }

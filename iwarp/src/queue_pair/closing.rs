@@ -33,7 +33,7 @@ impl QueuePair {
             // The FPDU that it waits for does not come any more.
             self.terminate = None;
         }
-        if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) || mutant!(PeerFinIgnored) {
+        if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
             return;
         }
         // A message that waits for its receive work request is whole; its owner calls again after it.
@@ -152,14 +152,10 @@ impl QueuePair {
         if !self.stream_open {
             return None;
         }
-        let is_reset = mutant!(ResetAfterTerminate)
-            && self.state == RdmapState::Terminate
-            && !self.has_unsent_terminate();
-        if self.wants_abort || is_reset {
+        if self.wants_abort {
             return Some(CloseKind::Abort);
         }
         let is_ready = match self.state {
-            RdmapState::Terminate if mutant!(UnclosedAfterTerminate) => false,
             RdmapState::Closing => !self.has_unfinished_message(),
             RdmapState::Terminate => !self.has_unsent_terminate(),
             _ => false,
@@ -177,7 +173,6 @@ impl QueuePair {
         offender: Option<&OffendingSegment>,
     ) {
         match self.state {
-            RdmapState::Rts if mutant!(AbortWithoutTerminate) => self.abort(env, code),
             RdmapState::Rts => {
                 env.post_event(event_for_code(code));
                 self.queue_terminate(code, offender);
@@ -238,13 +233,6 @@ impl QueuePair {
         header: &UntaggedHeader,
         len: u32,
     ) {
-        if mutant!(TerminateIgnored) {
-            return;
-        }
-        if mutant!(TerminateAnswered) {
-            self.queue_terminate(TerminateCode::RDMAP_UNSPECIFIED, None);
-            return;
-        }
         let mut payload = [0; MAX_TERMINATE_LEN];
         let len = (len as usize).min(payload.len());
         rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload[..len]);

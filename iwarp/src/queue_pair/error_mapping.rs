@@ -13,9 +13,6 @@ use siw_shm::WcStatus;
 /// belong to RDMAP, RFC 5040 section 7.2).
 pub(crate) fn tagged_buffer_code(error: KeyError) -> TerminateCode {
     match error {
-        KeyError::Stag if mutant!(TaggedStagCode) => TerminateCode::DDP_NOT_ASSOCIATED,
-        KeyError::Bounds if mutant!(TaggedBoundsCode) => TerminateCode::DDP_WRAP,
-        KeyError::Wrap if mutant!(TaggedWrapCode) => TerminateCode::DDP_BOUNDS,
         KeyError::Stag => TerminateCode::DDP_STAG,
         KeyError::Access => TerminateCode::RDMAP_ACCESS,
         KeyError::Pd | KeyError::Stream => TerminateCode::DDP_NOT_ASSOCIATED,
@@ -27,8 +24,6 @@ pub(crate) fn tagged_buffer_code(error: KeyError) -> TerminateCode {
 /// Terminate code for a failed check of a Read's source or an atomic's target (RFC 5040 section 7.2).
 pub(crate) fn remote_access_code(error: KeyError) -> TerminateCode {
     match error {
-        KeyError::Stag if mutant!(ReadStagCode) => TerminateCode::RDMAP_NOT_ASSOCIATED,
-        KeyError::Wrap if mutant!(ReadWrapCode) => TerminateCode::RDMAP_BOUNDS,
         KeyError::Stag => TerminateCode::RDMAP_STAG,
         KeyError::Access => TerminateCode::RDMAP_ACCESS,
         KeyError::Pd | KeyError::Stream => TerminateCode::RDMAP_NOT_ASSOCIATED,
@@ -40,7 +35,6 @@ pub(crate) fn remote_access_code(error: KeyError) -> TerminateCode {
 /// Terminate code for an STag that the peer may not invalidate (RFC 5040 sections 5.3 and 7.2).
 pub(crate) fn invalidation_code(error: KeyError) -> TerminateCode {
     match error {
-        _ if mutant!(InvalidateCode) => TerminateCode::RDMAP_STAG,
         KeyError::Pd | KeyError::Stream => TerminateCode::RDMAP_CANNOT_INVALIDATE_PROT,
         _ => TerminateCode::RDMAP_CANNOT_INVALIDATE,
     }

@@ -194,7 +194,7 @@ fn fill_copied_fpdu(
     let crc_at = pad_at + fpdu::pad_len(ulpdu_len);
     room[..payload_at].copy_from_slice(head);
     if pad_at < crc_at {
-        room[pad_at..crc_at].fill(if mutant!(OwnPadDirty) { 0xff } else { 0 });
+        room[pad_at..crc_at].fill(0);
     }
     let (bytes, field) = room.split_at_mut(crc_at);
     let crc = if with_crc {
@@ -203,10 +203,7 @@ fn fill_copied_fpdu(
         let read = region.read(region_off, &mut bytes[payload_at..pad_at]);
         read.map(|()| 0)
     };
-    let mut crc = crc.map_err(|_| BuildError::KeyDeregistered)?;
-    if mutant!(OwnCrcByteOrder) {
-        crc = crc.swap_bytes();
-    }
+    let crc = crc.map_err(|_| BuildError::KeyDeregistered)?;
     field.copy_from_slice(&crc.to_le_bytes());
     Ok(())
 }
@@ -305,11 +302,7 @@ impl<'a, B: FrameBuilder> FpduBuilder<'a, B> {
     fn append_due_marker(&mut self) {
         if self.until_marker == 0 {
             let marker = marker::encode_marker(self.fpdu_offset);
-            if mutant!(MarkerNotSummed) {
-                self.append_uncounted(&marker);
-            } else {
-                self.append_unmarked(&marker);
-            }
+            self.append_unmarked(&marker);
             self.until_marker = marker::DATA_LEN;
             // A marker in front of the length field does not count.
             if self.fpdu_offset > 0 {
@@ -471,12 +464,9 @@ impl<'a, B: FrameBuilder> FpduBuilder<'a, B> {
     pub fn append_short_message(&mut self, opcode: RdmapOpcode, msn: Msn, payload: &[u8]) {
         let header = UntaggedHeader {
             control: ControlOctets::new(opcode, true),
-            inv_stag: u32::from(mutant!(OwnInvalidateField)),
-            qn: match opcode.queue_number() {
-                Some(number) if !mutant!(OwnReadQueue) => number,
-                _ => QN_SEND,
-            },
-            msn: if mutant!(OwnReadMsn) { msn.next() } else { msn },
+            inv_stag: 0,
+            qn: opcode.queue_number().unwrap_or(QN_SEND),
+            msn,
             mo: 0,
         };
         self.append_header(&header.to_bytes());

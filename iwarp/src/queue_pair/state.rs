@@ -109,16 +109,6 @@ impl QpInitAttr {
         if access.intersects(self.denied_access) {
             return Err(KeyError::Access);
         }
-        if mutant!(ReadStaleKey) {
-            let known = (0..=u8::MAX).find_map(|key| {
-                let stag = Stag(stag & !0xff | u32::from(key));
-                keys.check_access(stag, address, len, access, self.pd, self.qpn)
-                    .ok()
-            });
-            if let Some(known) = known {
-                return Ok(known);
-            }
-        }
         keys.check_access(Stag(stag), address, len, access, self.pd, self.qpn)
     }
 

@@ -284,8 +284,7 @@ impl QueuePair {
         frame: &mut B,
     ) -> Result<(), BuildError> {
         let attr = &self.attr;
-        let is_unsummed = mutant!(TerminateCrcZero) && record.kind == FpduKind::Terminate;
-        let mut fpdu = FpduBuilder::new(self.crc && !is_unsummed, record, frame);
+        let mut fpdu = FpduBuilder::new(self.crc, record, frame);
         match record.kind {
             FpduKind::Request => self
                 .requester

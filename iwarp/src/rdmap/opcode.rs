@@ -51,7 +51,7 @@ impl RdmapOpcode {
             2 => Self::ReadResponse,
             3 => Self::Send,
             4 => Self::SendInv,
-            5 if !mutant!(SolicitedRefused) => Self::SendSe,
+            5 => Self::SendSe,
             6 => Self::SendSeInv,
             7 => Self::Terminate,
             8 => Self::Immediate,

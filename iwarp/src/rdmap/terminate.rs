@@ -62,24 +62,13 @@ impl TerminatePayload {
     pub fn new(code: TerminateCode, offender: Option<&OffendingSegment>) -> Self {
         let mut octets = [0; MAX_TERMINATE_LEN];
         octets[0] = code.layer << 4 | code.error_type;
-        if mutant!(LayerTypeSwapped) {
-            octets[0] = octets[0].rotate_left(4);
-        }
-        if mutant!(TerminateReservedBits) {
-            octets[3] = 1;
-        }
         octets[1] = code.code;
         let mut len = CONTROL_LEN;
         if let Some(offender) = offender.filter(|_| code.quotes_ddp_header()) {
             octets[2] = M_BIT | D_BIT;
             let hdr_start = len + SEGMENT_LEN_LEN;
-            let quoted_len = offender.ulpdu_len + 4 * u16::from(mutant!(QuotedLengthOff));
-            octets[len..hdr_start].copy_from_slice(&quoted_len.to_be_bytes());
+            octets[len..hdr_start].copy_from_slice(&offender.ulpdu_len.to_be_bytes());
             let hdr_len = header_len(offender.hdr[0]);
-            let hdr_len = match mutant!(QuotedHeaderLong) {
-                true => UNTAGGED_HDR_LEN,
-                false => hdr_len,
-            };
             len = hdr_start + hdr_len;
             octets[hdr_start..len].copy_from_slice(&offender.hdr[..hdr_len]);
             if let Some(read) = offender.read.filter(|_| code.quotes_read_header()) {
@@ -111,11 +100,11 @@ impl TerminatePayload {
     /// The DDP header of the message: queue 2, first and only message.
     pub fn ddp_header() -> UntaggedHeader {
         UntaggedHeader {
-            control: ControlOctets::new(RdmapOpcode::Terminate, !mutant!(TerminateNotLast)),
+            control: ControlOctets::new(RdmapOpcode::Terminate, true),
             inv_stag: 0,
-            qn: QN_TERMINATE - u32::from(mutant!(TerminateQueue)),
-            msn: Msn(Msn::FIRST.0 + u32::from(mutant!(TerminateMsn))),
-            mo: 4 * u32::from(mutant!(TerminateMo)),
+            qn: QN_TERMINATE,
+            msn: Msn::FIRST,
+            mo: 0,
         }
     }
 }

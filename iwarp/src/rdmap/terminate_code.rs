@@ -126,18 +126,12 @@ impl TerminateCode {
     /// Returns whether the message quotes the DDP header of the offending segment (RFC 5040 figure
     /// 10).
     pub(super) fn quotes_ddp_header(self) -> bool {
-        let is_missing = match self.layer {
-            1 => {
-                mutant!(TaggedQuoteMissing) && self.error_type == 1 || mutant!(UntaggedQuoteMissing)
-            }
-            _ => false,
-        };
-        matches!((self.layer, self.error_type), (0, 1 | 2) | (1, 1 | 2)) && !is_missing
+        matches!((self.layer, self.error_type), (0, 1 | 2) | (1, 1 | 2))
     }
 
     /// Returns whether the message quotes the Read Request Header, if the offending segment has one.
     pub(super) fn quotes_read_header(self) -> bool {
-        matches!((self.layer, self.error_type), (0, 1 | 2)) && !mutant!(ReadQuoteMissing)
+        matches!((self.layer, self.error_type), (0, 1 | 2))
     }
 
     pub(super) fn is_registered(self) -> bool {

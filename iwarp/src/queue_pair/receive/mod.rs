@@ -18,8 +18,7 @@ mod receive_state;
 pub(crate) use receive_state::{ReceiveContext, ReceiveState, SegmentError};
 
 use crate::ddp::{
-    ControlOctets, DDP_VERSION, QN_ATOMIC_RESPONSE, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN,
-    UntaggedHeader,
+    ControlOctets, DDP_VERSION, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
 use crate::environment::QpEnv;
 use crate::mpa::fpdu::{
@@ -46,17 +45,10 @@ fn count_pieces(rx: &impl RxStream, len: usize) -> u32 {
 
 #[inline]
 fn parse_opcode(control: ControlOctets) -> Result<RdmapOpcode, TerminateCode> {
-    if control.rdmap_version() != RDMAP_VERSION && !mutant!(RdmapVersionUnchecked) {
+    if control.rdmap_version() != RDMAP_VERSION {
         return Err(TerminateCode::RDMAP_VERSION);
     }
-    if mutant!(ReservedRdmapBits) && control.rdmap & 0x30 != 0 {
-        return Err(TerminateCode::RDMAP_OPCODE);
-    }
-    match RdmapOpcode::from_wire(control.opcode()) {
-        None if mutant!(OpcodeAsSend) => Ok(RdmapOpcode::Send),
-        None if mutant!(OpcodeCode) => Err(TerminateCode::RDMAP_UNSPECIFIED),
-        opcode => opcode.ok_or(TerminateCode::RDMAP_OPCODE),
-    }
+    RdmapOpcode::from_wire(control.opcode()).ok_or(TerminateCode::RDMAP_OPCODE)
 }
 
 impl QueuePair {
@@ -153,9 +145,6 @@ impl QueuePair {
                 part = self.process_fpdus(env, &mut PlainStream(&mut piece), u32::MAX);
             }
             if part.fpdus > 0 {
-                if mutant!(OneFpduPerSegment) {
-                    part.bytes = rx.first_piece().len();
-                }
                 rx.consume(part.bytes);
             } else {
                 part = self.process_fpdus(env, &mut PlainStream(&mut *rx), 1);
@@ -215,9 +204,6 @@ impl QueuePair {
             }
             progress.fpdus += 1;
             rest = behind;
-            if mutant!(OneFpduPerSegment) {
-                break;
-            }
         }
         progress.bytes = piece.len() - rest.len();
         self.receive.out_of_order.position += progress.bytes as u64;
@@ -244,12 +230,6 @@ impl QueuePair {
         while progress.fpdus < limit && (self.is_receiving() || self.holds_terminate()) {
             let Some(fpdu) = rx.next_fpdu() else { break };
             if let Err(code) = rx.verify(&fpdu, self.crc) {
-                if mutant!(BadCrcSkipped) {
-                    progress.fpdus += 1;
-                    rx.take(&fpdu);
-                    progress.bytes += fpdu.stream_len;
-                    continue;
-                }
                 // The initiator is in FPDU mode, and so takes a Terminate.
                 self.may_send = true;
                 self.fail_stream(env, code, None);
@@ -321,9 +301,7 @@ impl QueuePair {
         };
         let ulpdu_len = usize::from(fpdu.ulpdu_len);
         // Most segments are Writes: they skip all other tests.
-        let is_write = control.is_write()
-            || mutant!(TaggedVersionUnchecked) && control.is_tagged() && control.opcode() == 0;
-        if is_write && ulpdu_len >= TAGGED_HDR_LEN {
+        if control.is_write() && ulpdu_len >= TAGGED_HDR_LEN {
             let header = TaggedHeader::parse(&fpdu.hdr);
             let len = (ulpdu_len - TAGGED_HDR_LEN) as u32;
             let payload_at = LEN_FIELD + TAGGED_HDR_LEN;
@@ -335,9 +313,6 @@ impl QueuePair {
             return Ok(());
         }
         if ulpdu_len < 2 || ulpdu_len < control.header_len() {
-            if mutant!(ShortUlpduIgnored) {
-                return Ok(());
-            }
             return Err(TerminateCode::MPA_LENGTH.into());
         }
         if !control.is_tagged() {
@@ -372,21 +347,14 @@ impl QueuePair {
         header: &UntaggedHeader,
         len: u32,
     ) -> Result<(), SegmentError> {
-        if control.ddp_version() != DDP_VERSION && !mutant!(UntaggedVersionUnchecked) {
+        if control.ddp_version() != DDP_VERSION {
             return Err(TerminateCode::DDP_UNTAGGED_VERSION.into());
         }
-        if header.qn >= QUEUE_COUNT && mutant!(QueueCode) {
-            return Err(TerminateCode::DDP_NO_BUFFER.into());
-        }
-        if header.qn >= QUEUE_COUNT && !mutant!(QueueUnchecked) {
+        if header.qn >= QUEUE_COUNT {
             return Err(TerminateCode::DDP_QN.into());
         }
         let opcode = parse_opcode(control)?;
         match opcode.queue_number() {
-            None if mutant!(UntaggedWriteIgnored) => return Ok(()),
-            Some(_) if mutant!(QueueUnchecked) && header.qn >= QUEUE_COUNT => {}
-            Some(_) if mutant!(OpcodeOnAnyQueue) && header.qn < QN_ATOMIC_RESPONSE => {}
-            Some(_) if mutant!(SendOnQueueThree) && header.qn == QN_ATOMIC_RESPONSE => {}
             None => return Err(TerminateCode::RDMAP_OPCODE.into()),
             Some(qn) if qn != header.qn => return Err(TerminateCode::DDP_QN.into()),
             Some(_) => {}

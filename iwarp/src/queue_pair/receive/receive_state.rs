@@ -206,11 +206,7 @@ impl ReceiveState {
     ) -> Result<(), TerminateCode> {
         let (is_first, is_last) = (!self.is_write_open, header.control.is_last());
         // STag and TO of a zero-length segment are not checked (RFC 5041 section 5.2).
-        if len > 0 || mutant!(EmptyWriteChecked) {
-            #[cfg(feature = "mutants")]
-            if is_write_lost((keys, attr), header, len) {
-                return Ok(());
-            }
+        if len > 0 {
             let range = (header.stag, header.to, len);
             let (mr, off) = attr
                 .check_key_with(keys, last_key, range, Access::REMOTE_WRITE)
@@ -219,7 +215,7 @@ impl ReceiveState {
                 // The header does not tell the length of the message.
                 prefetch_behind(mr, off, len, u32::MAX, is_first);
             }
-            if !place(mr, off + u64::from(mutant!(WriteShifted))) {
+            if !place(mr, off) {
                 return Err(TerminateCode::LOCAL_CATASTROPHIC);
             }
         }
@@ -239,17 +235,8 @@ impl ReceiveState {
         header: &UntaggedHeader,
         len: u32,
     ) -> Result<(), SegmentError> {
-        let is_taken = mutant!(SendMsnUnchecked)
-            || mutant!(SendMsnReplayed) && header.msn.next() == self.expected_send_msn
-            || mutant!(SendMsnGap) && header.msn == self.expected_send_msn.next();
-        if header.msn != self.expected_send_msn && mutant!(MsnCode) {
-            return Err(TerminateCode::DDP_MO.into());
-        }
-        if header.msn != self.expected_send_msn && !is_taken {
+        if header.msn != self.expected_send_msn {
             return Err(TerminateCode::DDP_MSN.into());
-        }
-        if mutant!(InvalidateFieldChecked) && !opcode.invalidates_stag() && header.inv_stag != 0 {
-            return Err(TerminateCode::RDMAP_CANNOT_INVALIDATE.into());
         }
         let is_last = header.control.is_last();
         // It precedes all other FPDUs of the initiator (RFC 6581 section 9.2).
@@ -258,7 +245,7 @@ impl ReceiveState {
             return Ok(());
         }
         if !self.open.is_active {
-            if header.mo != 0 && !mutant!(MoUnchecked) {
+            if header.mo != 0 {
                 return Err(TerminateCode::DDP_MO.into());
             }
             self.begin_receive(env, opcode)?;
@@ -267,11 +254,7 @@ impl ReceiveState {
         } else if header.mo != self.open.received {
             return Err(TerminateCode::DDP_MO.into());
         }
-        let is_too_long = len > self.open.capacity - self.open.received;
-        if is_too_long && mutant!(TooLongCode) {
-            return Err(TerminateCode::DDP_NO_BUFFER.into());
-        }
-        if is_too_long && !mutant!(TooLongAccepted) {
+        if len > self.open.capacity - self.open.received {
             let outcome = ReceiveOutcome::error(WcStatus::LOC_LEN_ERR);
             self.complete_receive(env, context, outcome);
             return Err(TerminateCode::DDP_TOO_LONG.into());
@@ -368,9 +351,7 @@ impl ReceiveState {
         if opcode.invalidates_stag() {
             // The peer can only invalidate memory that it may use at all (RFC 5040 section 8.1.1).
             let QpInitAttr { pd, qpn, .. } = *context.attr;
-            if let Err(error) = env.keys().invalidate_remote(Stag(inv_stag), pd, qpn)
-                && !mutant!(InvalidateUnchecked)
-            {
+            if let Err(error) = env.keys().invalidate_remote(Stag(inv_stag), pd, qpn) {
                 let outcome = ReceiveOutcome::error(WcStatus::REM_INV_REQ_ERR);
                 self.complete_receive(env, context, outcome);
                 return Err(invalidation_code(error));
@@ -513,26 +494,5 @@ fn solicited_flag(opcode: RdmapOpcode) -> WcFlags {
         WcFlags::SOLICITED
     } else {
         WcFlags::NONE
-    }
-}
-
-/// Returns whether a mutant accepts a segment of a Write and places nothing.
-#[cfg(feature = "mutants")]
-fn is_write_lost((keys, attr): (&KeyReader, &QpInitAttr), header: &TaggedHeader, len: u32) -> bool {
-    let check = |stag, len| {
-        let checked = attr.check_key(keys, stag, header.to, len, Access::REMOTE_WRITE);
-        checked.map(|_| ())
-    };
-    match check(header.stag, len) {
-        Ok(()) => mutant!(WriteLost) || mutant!(WriteNotLastLost) && !header.control.is_last(),
-        Err(KeyError::Stag) => {
-            let mut alike = (0..=0xff).map(|key| header.stag & !0xff | key);
-            mutant!(WriteStagIgnored)
-                || mutant!(WriteStaleKey) && alike.any(|stag| check(stag, len).is_ok())
-        }
-        Err(KeyError::Bounds) => {
-            mutant!(WriteBoundsIgnored) || mutant!(WriteCutAtEnd) && check(header.stag, 1).is_ok()
-        }
-        Err(_) => false,
     }
 }

@@ -75,9 +75,6 @@ impl Requester {
         len: u32,
     ) -> Result<bool, SegmentError> {
         let Some(read) = self.outstanding.front_mut() else {
-            if mutant!(UnaskedResponseIgnored) {
-                return Ok(false);
-            }
             return Err(TerminateCode::RDMAP_OPCODE.into());
         };
         if read.atomic_id.is_some() {

@@ -27,7 +27,7 @@ use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
 use crate::record::{FpduKind, FpduRecord, FrameBuilder, MessageSlot, OutgoingFpdu};
 use crate::stream::RxStream;
 use response_queue::{PendingResponse, ResponseQueue};
-use siw_memory::{KeyError, KeyReader};
+use siw_memory::KeyReader;
 use siw_shm::Access;
 use std::sync::atomic::AtomicU64;
 
@@ -80,29 +80,16 @@ impl Responder {
         is_answerable: bool,
     ) -> Result<(), SegmentError> {
         let payload = self.read_request::<READ_REQUEST_LEN>(rx, header, len)?;
-        let mut read = ReadRequestHeader::parse(&payload);
-        if read.size > 0 || mutant!(EmptyReadChecked) {
+        let read = ReadRequestHeader::parse(&payload);
+        if read.size > 0 {
             let access = Access::REMOTE_READ;
-            let checked = attr.check_key(keys, read.src_stag, read.src_to, read.size, access);
-            let is_ignored = match checked {
-                Err(KeyError::Stag) => mutant!(ReadStagIgnored),
-                Err(KeyError::Bounds) => mutant!(ReadBoundsIgnored),
-                _ => false,
-            };
-            if is_ignored {
-                read.size = 0;
-            } else {
-                checked.map_err(|error| SegmentError {
+            attr.check_key(keys, read.src_stag, read.src_to, read.size, access)
+                .map_err(|error| SegmentError {
                     code: remote_access_code(error),
                     read: Some(read),
                     lacks_receive: false,
                 })?;
-            }
         }
-        if mutant!(ResponseShort) {
-            read.size = read.size.saturating_sub(1);
-        }
-        let is_answerable = is_answerable && !(mutant!(EmptyReadUnanswered) && read.size == 0);
         self.expected_request_msn = self.expected_request_msn.next();
         if is_answerable {
             self.queue.push(PendingResponse::for_read(read, header.msn));
@@ -141,7 +128,7 @@ impl Responder {
         header: &UntaggedHeader,
         len: u32,
     ) -> Result<[u8; LEN], TerminateCode> {
-        if header.msn != self.expected_request_msn && !mutant!(ReadMsnUnchecked) {
+        if header.msn != self.expected_request_msn {
             return Err(TerminateCode::DDP_MSN);
         }
         if header.mo != 0 {
@@ -275,10 +262,7 @@ impl Responder {
             let rest = read.size - record.offset - len;
             prefetch_behind(mr, off, len, rest, record.offset == 0);
         }
-        let ulpdu_len = record.ulpdu_len + u16::from(mutant!(ResponseLengthOff));
-        let head = tagged_head(ulpdu_len, &read_response_header(read, record));
-        let off = off + u64::from(mutant!(ResponseShifted));
-        let with_crc = with_crc && !mutant!(ResponseCrcZero);
+        let head = tagged_head(record.ulpdu_len, &read_response_header(read, record));
         append_copied_fpdu(frame, record, with_crc, &head, (mr, off))
     }
 
@@ -335,20 +319,9 @@ impl Responder {
 #[inline(always)]
 fn read_response_header(read: &ReadRequestHeader, record: &FpduRecord) -> TaggedHeader {
     TaggedHeader {
-        control: ControlOctets::new(
-            RdmapOpcode::ReadResponse,
-            record.is_last && !mutant!(ResponseNotLast),
-        ),
-        stag: if mutant!(ResponseSourceStag) {
-            read.src_stag
-        } else {
-            read.sink_stag
-        },
-        to: if mutant!(ResponseToCut) {
-            read.sink_to & 0xffff_ffff
-        } else {
-            read.sink_to.wrapping_add(u64::from(record.offset))
-        },
+        control: ControlOctets::new(RdmapOpcode::ReadResponse, record.is_last),
+        stag: read.sink_stag,
+        to: read.sink_to.wrapping_add(u64::from(record.offset)),
     }
 }
 
