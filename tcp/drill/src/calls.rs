@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::errno::Errno;
+use crate::host::Host;
+use crate::run;
 use crate::script::{Argument, SystemCall};
 use crate::sockets::{Shutdown, SockOpt};
-use crate::{Host, run};
 
 /// The access mode that `F_GETFL` returns.
 const O_RDWR: i64 = 2;

@@ -27,7 +27,6 @@ errnos! {
     EBADF = 9,
     EAGAIN = 11,
     EACCES = 13,
-    EFAULT = 14,
     EINVAL = 22,
     EPIPE = 32,
     ENONET = 64,

@@ -69,13 +69,6 @@ impl Host {
         }
     }
 
-    /// Sets the stack's address. Has no effect after the first `listen` or `connect`.
-    pub fn set_local_address(&mut self, local: std::net::IpAddr) {
-        if self.stack.is_none() {
-            self.setup.local = local;
-        }
-    }
-
     /// Returns the time on the host's clock.
     pub fn now(&self) -> Instant {
         self.now

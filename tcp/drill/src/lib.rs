@@ -30,9 +30,6 @@
 //! One rule is stricter than packetdrill's: an unexpected packet is an error at the next line with a
 //! later time, or at the end of the script.
 //!
-//! [`Host`] is the socket layer on the stack. It is also used by the shared object in `tcp/drill/so`,
-//! with which packetdrill itself runs scripts against the stack.
-//!
 //! ```
 //! let script = "
 //! 0    socket(..., SOCK_STREAM, IPPROTO_TCP) = 3
@@ -68,9 +65,5 @@ mod script;
 mod sockets;
 
 pub use capture::write_pcapng;
-pub use errno::Errno;
-pub use host::Host;
-pub use options::{Setup, apply_engine_flags};
 pub use run::{CapturedPacket, RunOutcome, run_script};
 pub use script::ScriptFailure;
-pub use sockets::{Readiness, Shutdown, SockOpt};

@@ -249,7 +249,7 @@ impl Host {
     }
 
     /// write(2). Accepts as many bytes as fit the send buffer and returns their number. The last segment
-    /// carries PSH if [`Setup::push`](crate::Setup::push) is set.
+    /// carries PSH if [`Setup::push`](crate::options::Setup::push) is set.
     pub fn write(&mut self, fd: i32, data: &[u8]) -> Result<usize, Errno> {
         let id = self.connection_of(fd).map_err(|errno| match errno {
             Errno::ENOTCONN => Errno::EPIPE,
@@ -326,15 +326,6 @@ impl Host {
         }
     }
 
-    /// Returns the number of bytes that `read` would return (SIOCINQ).
-    pub fn unread_bytes(&mut self, fd: i32) -> Result<usize, Errno> {
-        let id = self.connection_of(fd)?;
-        Ok(self
-            .stack_or_new()?
-            .tcp_info(id)
-            .map_or(0, |conn| conn.readable))
-    }
-
     /// shutdown(2).
     pub fn shutdown(&mut self, fd: i32, how: Shutdown) -> Result<(), Errno> {
         let id = self.connection_of(fd)?;
@@ -381,17 +372,6 @@ impl Host {
             SocketKind::Conn(id) => Ok(self.status_of(id).error.take()),
             _ => Ok(None),
         }
-    }
-
-    /// Returns the maximum number of unacknowledged bytes that `write` accepts (SO_SNDBUF).
-    pub fn send_buffer(&self) -> u32 {
-        self.setup.send_buffer
-    }
-
-    /// Returns the payload of a full segment at present, in bytes (TCP_MAXSEG).
-    pub fn segment_payload(&mut self, fd: i32) -> Result<u16, Errno> {
-        let id = self.connection_of(fd)?;
-        Ok(self.stack_or_new()?.effective_mss(id) as u16)
     }
 
     /// setsockopt(2).
