@@ -3,18 +3,13 @@
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use smoltcp::phy::ChecksumCapabilities;
-use smoltcp::wire::{
-    EthernetProtocol, IpAddress, IpProtocol, Ipv4Packet, Ipv6Packet, TcpControl, TcpOption,
-    TcpPacket, TcpRepr, TcpSeqNumber, TcpTimestampRepr, checksum as smoltcp_checksum,
-};
+use smoltcp::wire::{EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOption, TcpPacket};
 
 use super::{OWN_MAC, PEER_MAC, address_pairs, open_ethernet, vlan_tags};
 use crate::base::sequence::SeqNr;
-use crate::connection::handshake::syn_options;
 use crate::wire::checksum::{self, OnesComplementSum};
 use crate::wire::flow_key::FlowKey;
-use crate::wire::segment::{ACK, SYN, Segment};
+use crate::wire::segment::Segment;
 use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
 
 const TCP_HEADER: usize = 20;
@@ -22,76 +17,6 @@ const TCP_HEADER: usize = 20;
 const OPTIONS_MAX: usize = 40;
 const KIND_SACK: u8 = 5;
 const KIND_TIMESTAMPS: u8 = 8;
-
-/// Generates segments in smoltcp's representation, without payload. SYN options and SACK blocks do not
-/// fit one header together, and smoltcp sends SACK blocks only with an acknowledgment.
-fn smoltcp_segments() -> impl Strategy<Value = TcpRepr<'static>> {
-    let syn_options = (
-        option::of(any::<u16>()),
-        option::of(any::<u8>()),
-        any::<bool>(),
-    );
-    let blocks = vec(any::<(u32, u32)>(), 0..=3);
-    let control = prop_oneof![
-        Just(TcpControl::None),
-        Just(TcpControl::Psh),
-        Just(TcpControl::Syn),
-        Just(TcpControl::Fin),
-        Just(TcpControl::Rst),
-    ];
-    (
-        (
-            1..=u16::MAX,
-            1..=u16::MAX,
-            any::<u32>(),
-            option::of(any::<u32>()),
-            any::<u16>(),
-        ),
-        control,
-        syn_options,
-        blocks,
-        option::of(any::<(u32, u32)>()),
-    )
-        .prop_map(
-            |(fixed, control, (mss, scale, sack_permitted), blocks, timestamps)| {
-                let (src_port, dst_port, seq, ack, window_len) = fixed;
-                let syn = control == TcpControl::Syn;
-                let mut sack_ranges = [None; 3];
-                if !syn && ack.is_some() {
-                    for (range, block) in sack_ranges.iter_mut().zip(blocks) {
-                        *range = Some(block);
-                    }
-                }
-                TcpRepr {
-                    src_port,
-                    dst_port,
-                    control,
-                    seq_number: TcpSeqNumber(seq as i32),
-                    ack_number: ack.map(|ack| TcpSeqNumber(ack as i32)),
-                    window_len,
-                    window_scale: scale.filter(|_| syn),
-                    max_seg_size: mss.filter(|_| syn),
-                    sack_permitted: sack_permitted && syn,
-                    sack_ranges,
-                    timestamp: timestamps.map(|(value, echo)| TcpTimestampRepr::new(value, echo)),
-                    payload: &[],
-                }
-            },
-        )
-}
-
-/// Builds the bytes of a segment without an IP header or a checksum.
-fn emit_segment(repr: &TcpRepr<'_>) -> Vec<u8> {
-    let mut bytes = vec![0; repr.buffer_len()];
-    let unspecified = IpAddress::v4(0, 0, 0, 0);
-    repr.emit(
-        &mut TcpPacket::new_unchecked(&mut bytes),
-        &unspecified,
-        &unspecified,
-        &ChecksumCapabilities::ignored(),
-    );
-    bytes
-}
 
 /// Generates options that are well-formed, malformed, unknown or arbitrary, and that fit a header.
 fn option_bytes() -> impl Strategy<Value = Vec<u8>> {
@@ -202,31 +127,6 @@ fn option_values(segment: &Segment, malformed: u64) -> OptionValues {
 
 proptest! {
     #[test]
-    fn segments_of_smoltcp_parse_to_the_same_values(repr in smoltcp_segments()) {
-        let bytes = emit_segment(&repr);
-        let (mut segment, mut malformed) = (Segment::default(), 0);
-        prop_assert!(segment.parse(&bytes, &mut malformed));
-        prop_assert_eq!(segment.seq.0, repr.seq_number.0 as u32);
-        prop_assert_eq!(
-            (segment.flags & ACK != 0).then_some(segment.ack.0),
-            repr.ack_number.map(|ack| ack.0 as u32)
-        );
-        prop_assert_eq!(segment.window, repr.window_len);
-        prop_assert_eq!(usize::from(segment.header_len), repr.header_len());
-        let packet = TcpPacket::new_unchecked(&bytes[..]);
-        prop_assert_eq!(segment.flags & SYN != 0, packet.syn());
-        let expected = OptionValues {
-            mss: repr.max_seg_size,
-            window_scale: repr.window_scale.map(|scale| scale.min(14)),
-            sack_permitted: repr.sack_permitted,
-            timestamps: repr.timestamp.map(|option| (option.tsval, option.tsecr)),
-            sack_blocks: repr.sack_ranges.into_iter().flatten().collect(),
-            malformed: false,
-        };
-        prop_assert_eq!(option_values(&segment, malformed), expected);
-    }
-
-    #[test]
     fn any_bytes_parse_as_in_smoltcp(
         fixed in vec(any::<u8>(), TCP_HEADER),
         options in option_bytes(),
@@ -251,25 +151,6 @@ proptest! {
             let expected = read_options(packet.options(), packet.syn());
             prop_assert_eq!(option_values(&segment, malformed), expected);
         }
-    }
-
-    #[test]
-    fn options_of_our_syn_are_those_smoltcp_reads(
-        mss in any::<u16>(),
-        sack in any::<bool>(),
-        timestamps in option::of(any::<(u32, u32)>()),
-        scale in option::of(0..=14u8),
-    ) {
-        let (bytes, len) = syn_options(mss, sack, timestamps, scale);
-        prop_assert!(len % 4 == 0 && len <= OPTIONS_MAX);
-        let expected = OptionValues {
-            mss: Some(mss),
-            window_scale: scale,
-            sack_permitted: sack,
-            timestamps,
-            ..OptionValues::default()
-        };
-        prop_assert_eq!(read_options(&bytes[..len], true), expected);
     }
 
     #[test]
@@ -364,44 +245,6 @@ proptest! {
         if !options.is_empty() {
             prop_assert_eq!(values.sack_blocks, blocks);
         }
-    }
-
-    #[test]
-    fn a_super_segment_has_a_sum_without_a_length(
-        (local, remote) in address_pairs(),
-        ports in any::<(u16, u16)>(),
-        payload in 1..60_000u32,
-    ) {
-        let key = FlowKey::new(local, ports.0, remote, ports.1).expect("one family");
-        let template = Template::new(OWN_MAC, PEER_MAC, None, &key);
-        let fields = SegmentFields {
-            seq: SeqNr(1),
-            ack: SeqNr(2),
-            flags: ACK,
-            window: 3,
-            ts: None,
-            options: &[],
-            payload,
-            ect: false,
-            tso: true,
-        };
-        let (len, meta) = template.meta(&fields);
-        let mut headers = [0; HEADER_MAX];
-        template.build(&mut headers[..len], &fields);
-        let at = checksum::tcp_checksum_offset(&meta);
-        let sum = u16::from_be_bytes([headers[at], headers[at + 1]]);
-        let expected =
-            smoltcp_checksum::pseudo_header(&local.into(), &remote.into(), IpProtocol::Tcp, 0);
-        prop_assert_eq!(sum, expected);
-    }
-
-    #[test]
-    fn sums_of_pieces_are_smoltcps_sum_of_the_whole(
-        pieces in vec(vec(any::<u8>(), 0..200), 0..6),
-    ) {
-        let mut sum = OnesComplementSum::new();
-        pieces.iter().for_each(|piece| sum.add(piece));
-        prop_assert_eq!(sum.value(), smoltcp_checksum::data(&pieces.concat()));
     }
 }
 
