@@ -6,11 +6,11 @@
 use std::cell::RefCell;
 use std::time::Instant as Clock;
 
-use siw_tcp::sim::host_config;
 use siw_tcp::{
     ConnId, Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RecvBuf, RxChecksum,
     Stack,
 };
+use siw_tcp_sim::host_config;
 
 static PAYLOAD: [u8; 9000] = [7; 9000];
 

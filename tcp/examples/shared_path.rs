@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use siw_tcp::sim::{PathShares, SharedPath};
+use siw_tcp_sim::{PathShares, SharedPath};
 
 const FAIR: SharedPath = SharedPath {
     flows: 32,

@@ -1,7 +1,7 @@
 //! Runs seeds until one fails or all are done:
 //! `cargo run -p siw-tcp --release --example soak -- --seeds 1000000 --from 0 --threads 4`.
 //!
-//! Without `--transfers` and `--shared` they are those of `siw_tcp::sim::seeds`: a seed that fails is
+//! Without `--transfers` and `--shared` they are those of `siw_tcp_sim::seeds`: a seed that fails is
 //! printed with its last frames and the command that runs it again; `--describe` prints what a seed
 //! draws, and `--varied` counts from `seeds::FIRST_VARIED_SEED`, for peers and paths of other kinds too. With
 //! `--transfers` they are the bulk transfers of `tests/stack/impaired.rs`, of which one that fails
@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::scenario;
-use siw_tcp::sim::SharedPath;
-use siw_tcp::sim::seeds::{self, SeedOutcome};
+use siw_tcp_sim::SharedPath;
+use siw_tcp_sim::seeds::{self, SeedOutcome};
 
 const USAGE: &str = "usage: soak [--seeds N] [--from SEED] [--threads T] [--frames N] [--keep-going] \
                      [--json] [--describe] [--varied] [--transfers [--dir PATH]] [--shared]";

@@ -148,8 +148,6 @@ mod link;
 mod loss;
 mod pmtu;
 mod queues;
-#[cfg(any(test, feature = "sim"))]
-pub mod sim;
 #[cfg(test)]
 mod smoltcp_properties;
 mod stack;

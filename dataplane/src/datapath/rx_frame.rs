@@ -279,10 +279,10 @@ impl RxStream for OutOfOrderSegment<'_> {
 #[cfg(test)]
 mod tests {
     use dpdk::{ChainBuilder, Mempool};
-    use siw_tcp::sim::{Pattern, VecSink, append_payload, host_config};
     use siw_tcp::{
         Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, Stack, TsoLimits, VecBuf,
     };
+    use siw_tcp_sim::{Pattern, VecSink, append_payload, host_config};
 
     use super::*;
 

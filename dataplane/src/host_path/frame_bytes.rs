@@ -85,7 +85,7 @@ pub(super) fn complete_l4_checksum(frame: &mut [u8]) -> Option<()> {
 mod tests {
     use std::net::IpAddr;
 
-    use siw_tcp::sim::forge::{Ends, Tcp};
+    use siw_tcp_sim::forge::{Ends, Tcp};
 
     use super::*;
 

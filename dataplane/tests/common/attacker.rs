@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 use serde_json::Value;
-use siw_tcp::sim::forge::Ends;
+use siw_tcp_sim::forge::Ends;
 
 use super::net::Netns;
 use super::raw::packet_socket;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use siw_tcp::sim::Rng;
-use siw_tcp::sim::forge::{Ends, Tcp, fix_ipv4};
+use siw_tcp_sim::Rng;
+use siw_tcp_sim::forge::{Ends, Tcp, fix_ipv4};
 
 use super::PATIENCE;
 use super::attacker::{Attacker, STRANGER};

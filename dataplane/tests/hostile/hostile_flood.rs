@@ -16,7 +16,7 @@ use crate::common::net::{Netns, lacks_network, missing_program};
 use crate::common::stream::*;
 use crate::common::*;
 use siw::{CmListener, RecvWr, SendData, SendWr, WcStatus};
-use siw_tcp::sim::forge::Ends;
+use siw_tcp_sim::forge::Ends;
 use siwd::stream::StreamPattern;
 
 fn lacks() -> Option<String> {

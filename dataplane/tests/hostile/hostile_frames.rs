@@ -9,8 +9,8 @@ use crate::common::net::{Netns, lacks_network, missing_program};
 use crate::common::raw::{ACK, FIN, PSH, RST, RawTcp, SYN, Wire};
 use crate::common::*;
 use siw::{CmChannel, CmEvent, CmListener};
-use siw_tcp::sim::Rng;
-use siw_tcp::sim::forge::{Ends, Tcp, fix_ipv4};
+use siw_tcp_sim::Rng;
+use siw_tcp_sim::forge::{Ends, Tcp, fix_ipv4};
 
 const PORT: u16 = 7174;
 /// Address of the honest peer.

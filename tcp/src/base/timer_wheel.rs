@@ -245,7 +245,7 @@ impl TimerWheel {
 
     /// Returns whether no entry is scheduled; [`TimerWheel::next_deadline`] may still return a
     /// removed one.
-    #[cfg(any(test, feature = "sim"))]
+    #[cfg(feature = "test-hooks")]
     pub(crate) fn is_empty(&self) -> bool {
         self.occupied.iter().all(|slots| *slots == 0)
     }

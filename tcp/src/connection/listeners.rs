@@ -110,7 +110,7 @@ impl Listeners {
     }
 
     /// Number of connections in all backlogs.
-    #[cfg(any(test, feature = "sim"))]
+    #[cfg(feature = "test-hooks")]
     pub(crate) fn places_taken(&self) -> usize {
         let sockets = self.sockets.values();
         sockets.map(|socket| socket.pending + socket.ready).sum()

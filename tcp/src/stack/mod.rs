@@ -8,6 +8,8 @@ mod open;
 pub(crate) mod receive;
 mod slots;
 mod syn_cookies;
+#[cfg(feature = "test-hooks")]
+mod test_hooks;
 pub(crate) mod transmit;
 
 use crate::tcb::flags::ConnectionFlags;

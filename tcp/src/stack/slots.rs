@@ -94,13 +94,13 @@ impl<B: RecvBuf, R> Slots<B, R> {
     }
 
     /// Number of slots, free ones included.
-    #[cfg(any(test, feature = "sim"))]
+    #[cfg(feature = "test-hooks")]
     pub(crate) fn len(&self) -> u32 {
         self.connections.len() as u32
     }
 
     /// Returns the occupied slots.
-    #[cfg(any(test, feature = "sim"))]
+    #[cfg(feature = "test-hooks")]
     pub(crate) fn occupied(&self) -> impl Iterator<Item = &Connection<B, R>> {
         let slots = self.connections.iter().enumerate();
         slots

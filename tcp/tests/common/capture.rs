@@ -15,7 +15,7 @@ use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
 use siw_tcp::Instant;
-use siw_tcp::sim::{RecordBytes, SimNet};
+use siw_tcp_sim::{RecordBytes, SimNet};
 
 /// Maximum number of frames kept: a longer failing run shows its end.
 const KEEP: usize = 200_000;

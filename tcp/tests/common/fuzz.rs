@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use siw_tcp::sim::forge::fix_ipv4;
-use siw_tcp::sim::{Pattern, VecSink, host_config};
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, TcpState, VecBuf};
+use siw_tcp_sim::forge::fix_ipv4;
+use siw_tcp_sim::{Pattern, VecSink, host_config};
 
 use super::wire::{ACK, FIN, RST, SYN, Seg};
 

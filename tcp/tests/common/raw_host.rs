@@ -1,7 +1,7 @@
 //! A host without a stack: it builds each frame that host 1 of a lab receives, and parses the answers.
 
-use siw_tcp::sim::forge::{Ends, Tcp};
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, StackConfig, StackStats};
+use siw_tcp_sim::forge::{Ends, Tcp};
 
 use super::wire::{ACK, Lab, PSH, SYN};
 
@@ -27,7 +27,7 @@ impl RawHost {
 
     /// Like `new`, with changes to the configuration of host 1.
     pub fn of(v6: bool, change: impl FnOnce(&mut StackConfig)) -> RawHost {
-        let mut configs = [0, 1].map(siw_tcp::sim::host_config);
+        let mut configs = [0, 1].map(siw_tcp_sim::host_config);
         change(&mut configs[1]);
         let mut lab = Lab::with(configs);
         let now = lab.net.now;

@@ -6,8 +6,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use siw_tcp::sim::{Impairment, Rng};
 use siw_tcp::{CongestionControl, Events, StackConfig, TsoLimits};
+use siw_tcp_sim::{Impairment, Rng};
 
 use super::capture::Capture;
 use super::quiet::caught;

@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use siw_tcp::sim::{Pattern, SimNet, host_config};
 use siw_tcp::{ConnId, Events, StackConfig};
+use siw_tcp_sim::{Pattern, SimNet, host_config};
 
 pub const FIN: u8 = 1;
 pub const SYN: u8 = 2;
@@ -139,7 +139,7 @@ impl Lab {
     }
 
     pub fn with(configs: [StackConfig; 2]) -> Lab {
-        let link = siw_tcp::sim::Impairment::perfect(super::micros(50));
+        let link = siw_tcp_sim::Impairment::perfect(super::micros(50));
         let mut net = Net::new(3, configs, [link; 2]);
         let seen = Rc::new(RefCell::new(vec![]));
         let drop: Dropper = Rc::new(RefCell::new(Box::new(|_, _| false)));
@@ -208,7 +208,7 @@ impl Lab {
     }
 
     pub fn read(&mut self, host: usize, id: ConnId) -> Vec<u8> {
-        siw_tcp::sim::read_all(&mut self.net.hosts[host], id)
+        siw_tcp_sim::read_all(&mut self.net.hosts[host], id)
     }
 
     /// Returns the last segment that `host` sent.

@@ -9,8 +9,8 @@ mod transfer;
 use std::time::Duration;
 
 use common::wire::{ACK, FIN, Lab, RST, SYN, Seg, pattern};
-use siw_tcp::sim::host_config;
 use siw_tcp::{Events, Keepalive, TcpState};
+use siw_tcp_sim::host_config;
 
 fn state(lab: &Lab, host: usize, id: siw_tcp::ConnId) -> TcpState {
     lab.net.hosts[host]

@@ -191,7 +191,7 @@ fn a_zero_window_is_probed_until_it_opens() {
 #[test]
 fn the_window_exceeds_64_kib_and_never_shrinks() {
     let mut lab = Lab::new();
-    let link = siw_tcp::sim::Impairment::perfect(Duration::from_millis(5));
+    let link = siw_tcp_sim::Impairment::perfect(Duration::from_millis(5));
     lab.net.set_link(0, link);
     lab.net.set_link(1, link);
     let now = lab.net.now;

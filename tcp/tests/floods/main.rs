@@ -8,9 +8,9 @@ mod link;
 use std::net::IpAddr;
 
 use common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, pattern};
-use siw_tcp::sim::forge::{Ends, Tcp};
-use siw_tcp::sim::{Rng, host_config};
 use siw_tcp::{ConnId, Events, FrameInfo, RxChecksum, StackStats, TcpState};
+use siw_tcp_sim::forge::{Ends, Tcp};
+use siw_tcp_sim::{Rng, host_config};
 
 const RAW_HOST_MAC: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const HOST: [u8; 6] = [2, 0, 0, 0, 0, 2];

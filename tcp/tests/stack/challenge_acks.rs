@@ -2,8 +2,8 @@
 //! sender can exhaust the answers to others.
 
 use crate::common::wire::{ACK, Lab, PSH, RST, SYN, Seg};
-use siw_tcp::sim::host_config;
 use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
+use siw_tcp_sim::host_config;
 
 /// Returns the segments with which host 1 answers at once.
 fn answers(lab: &mut Lab, seg: &Seg) -> Vec<Seg> {

@@ -2,8 +2,8 @@
 //! the same result as one by one, however the port delivers and accepts them.
 
 use crate::common::wire::{ACK, ECE, FIN, Lab, PSH, Seg, pattern};
-use siw_tcp::sim::{Rng, host_config};
 use siw_tcp::{FrameInfo, IpCidr, RxChecksum, VecBuf};
+use siw_tcp_sim::{Rng, host_config};
 
 const INFO: FrameInfo = FrameInfo {
     checksum: RxChecksum::Unknown,
@@ -262,7 +262,7 @@ fn coalesced_ipv6_and_vlan_segments_arrive_whole() {
             }
             config
         });
-        let link = siw_tcp::sim::Impairment::perfect(crate::common::micros(50));
+        let link = siw_tcp_sim::Impairment::perfect(crate::common::micros(50));
         let mut transfer = crate::common::Transfer::new(7, configs, [link; 2], [400_000, 100_000]);
         transfer.connect(v6);
         assert!(

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::common::wire::{ACK, CWR, ECE, Lab, SYN, pattern};
 use crate::common::{Transfer, configs, micros};
-use siw_tcp::sim::{Impairment, host_config};
 use siw_tcp::{CongestionControl, StackStats};
+use siw_tcp_sim::{Impairment, host_config};
 
 fn bottleneck(mark: usize) -> Impairment {
     let mut lab = Impairment::perfect(micros(50));
@@ -93,7 +93,7 @@ fn marks_are_echoed_until_cwr() {
     frame[24..26].fill(0);
     let sum = crate::common::wire::sum(&frame[14..34], 0);
     frame[24..26].copy_from_slice(&sum);
-    assert!(siw_tcp::sim::mark(&mut frame));
+    assert!(siw_tcp_sim::mark(&mut frame));
     lab.net.inject(0, frame);
     lab.run_ms(5);
     assert_eq!(lab.net.hosts[1].stats().ce_received, 1);
@@ -308,8 +308,8 @@ fn an_ack_for_a_changed_mark_precedes_newer_ones() {
         segment.payload = vec![7];
         let mut frame = segment.frame();
         frame[15] = 2;
-        siw_tcp::sim::forge::fix_ipv4(&mut frame[14..]);
-        assert!(place == 0 || siw_tcp::sim::mark(&mut frame));
+        siw_tcp_sim::forge::fix_ipv4(&mut frame[14..]);
+        assert!(place == 0 || siw_tcp_sim::mark(&mut frame));
         frame
     });
     let info = siw_tcp::FrameInfo {

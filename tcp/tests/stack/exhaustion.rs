@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::common::wire::{ACK, Lab, Seg, pattern};
 use crate::common::{Transfer, configs, micros};
-use siw_tcp::sim::{Impairment, Rng, host_config};
 use siw_tcp::{Events, FrameInfo, RxChecksum};
+use siw_tcp_sim::{Impairment, Rng, host_config};
 
 const MSS: usize = 1448;
 

@@ -3,8 +3,8 @@
 
 use crate::common::raw_host::{FrameChange, RawHost};
 use crate::common::wire::pattern;
-use siw_tcp::sim::forge::behind;
 use siw_tcp::{Destination, Steering};
+use siw_tcp_sim::forge::behind;
 
 /// Hop-by-hop with a router alert, destination options with padding, routing with no segments left.
 const SKIPPED: [(u8, &[u8]); 3] = [
@@ -203,7 +203,7 @@ fn steering_looks_behind_extension_headers() {
     let all = [&SKIPPED[..], &[ATOMIC]].concat();
     let mut seen = [0; 4];
     for port in 1..100 {
-        let segment = siw_tcp::sim::forge::Tcp {
+        let segment = siw_tcp_sim::forge::Tcp {
             ports: [port, 80],
             ..Default::default()
         };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use siw_tcp::sim::{PathShares, SharedPath};
+use siw_tcp_sim::{PathShares, SharedPath};
 
 fn share(flows: usize, (rate, delay_us, queue): (u64, u64, usize), mtu: u16) -> PathShares {
     // Long enough for thousands of round trips.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::common::raw_host::{FrameChange, RawHost};
 use crate::common::wire::{SYN, pattern, sum};
-use siw_tcp::sim::forge::{Tcp, behind, fix_ipv4, fragments};
 use siw_tcp::{Destination, Steering, WorkerSteering};
+use siw_tcp_sim::forge::{Tcp, behind, fix_ipv4, fragments};
 
 /// Splits every frame into fragments of at most `most` bytes, the last first.
 fn cut(most: usize) -> impl Fn(Vec<u8>) -> Vec<Vec<u8>> {

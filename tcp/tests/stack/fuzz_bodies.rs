@@ -1,7 +1,7 @@
 //! The bodies of the fuzz targets (`tcp/fuzz`) on random input instead of the coverage-guided input of
 //! the fuzzer, which needs nightly.
 
-use siw_tcp::sim::Rng;
+use siw_tcp_sim::Rng;
 
 fn random(rng: &mut Rng, max: u64) -> Vec<u8> {
     (0..rng.below(max)).map(|_| rng.next_u64() as u8).collect()

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, icmp_error};
-use siw_tcp::sim::host_config;
 use siw_tcp::{ConnId, Events, IpCidr, Stack, StackConfig, TcpState, VecBuf};
+use siw_tcp_sim::host_config;
 
 fn syn(port: u16) -> Seg {
     Seg {

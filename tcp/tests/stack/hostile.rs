@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::common::wire::{ACK, Lab, PSH, SYN, Seg, pattern, sum};
-use siw_tcp::sim::{Rng, host_config};
 use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
+use siw_tcp_sim::{Rng, host_config};
 
 fn give(lab: &mut Lab, host: usize, frame: Vec<u8>) {
     let info = FrameInfo {

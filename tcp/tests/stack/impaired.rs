@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::scenario::{self, Fault, ScenarioOutcome};
 use crate::common::{Transfer, configs, micros};
 use siw_tcp::CongestionControl;
-use siw_tcp::sim::Impairment;
+use siw_tcp_sim::Impairment;
 
 fn dir() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))

@@ -2,8 +2,8 @@
 //! packet, other options are ignored.
 
 use crate::common::wire::{Lab, PSH, pattern};
-use siw_tcp::sim::forge::fix_ipv4_header;
 use siw_tcp::{FrameInfo, RxChecksum};
+use siw_tcp_sim::forge::fix_ipv4_header;
 
 /// Inserts options into the IPv4 header of a frame without VLAN tag.
 fn with_options(frame: &[u8], options: &[u8]) -> Vec<u8> {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::common::wire::Lab;
-use siw_tcp::sim::host_config;
 use siw_tcp::{Events, Keepalive, TcpState};
+use siw_tcp_sim::host_config;
 
 fn lab() -> Lab {
     let mut configs = [host_config(0), host_config(1)];

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::common::configs;
 use crate::common::wire::{Lab, pattern};
-use siw_tcp::sim::{Impairment, Pattern, SimNet, host_config};
 use siw_tcp::{FrameInfo, RxChecksum};
+use siw_tcp_sim::{Impairment, Pattern, SimNet, host_config};
 
 /// Goodput of a bulk transfer over 1 Gb/s and 100 ms as a share of the path, without its first five
 /// seconds.

@@ -16,6 +16,7 @@ mod fragments;
 mod fuzz_bodies;
 mod handshakes;
 mod hostile;
+mod idle_memory;
 mod impaired;
 mod ip_options;
 mod keepalive;

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::wire::{Lab, Seg, icmp_error};
-use siw_tcp::sim::{Pattern, host_config, read_all};
 use siw_tcp::{ConnId, Events, TsoLimits};
+use siw_tcp_sim::{Pattern, host_config, read_all};
 
 /// Layout of the sender's records.
 #[derive(Clone, Copy, Debug, PartialEq)]

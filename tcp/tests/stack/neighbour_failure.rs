@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::common::wire::{ACK, Lab, SYN, Seg};
-use siw_tcp::sim::host_config;
 use siw_tcp::{ConnId, Events, TcpState};
+use siw_tcp_sim::host_config;
 
 /// Returns whether a frame is ARP.
 fn is_arp(frame: &[u8]) -> bool {

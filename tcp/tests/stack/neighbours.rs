@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::wire::Lab;
-use siw_tcp::sim::forge::Ends;
-use siw_tcp::sim::{Pattern, VecSink, host_config};
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
+use siw_tcp_sim::forge::Ends;
+use siw_tcp_sim::{Pattern, VecSink, host_config};
 
 type Host = Stack<VecBuf, Pattern>;
 

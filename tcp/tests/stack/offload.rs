@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use crate::common::wire::sum;
 use crate::common::{Transfer, configs, micros};
-use siw_tcp::sim::forge::{Ends, Tcp};
-use siw_tcp::sim::{Impairment, Pattern, append_payload, host_config};
 use siw_tcp::{
     Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RecvBuf, RxChecksum, Stack,
     StackConfig, TsoLimits, VecBuf,
 };
+use siw_tcp_sim::forge::{Ends, Tcp};
+use siw_tcp_sim::{Impairment, Pattern, append_payload, host_config};
 
 const TSO: TsoLimits = TsoLimits {
     max_segments: 40,

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use crate::common::wire::{ACK, FIN, Lab, pattern};
-use siw_tcp::sim::host_config;
 use siw_tcp::{ConnId, Events, StackConfig, TcpState};
+use siw_tcp_sim::host_config;
 
 const WINDOW: usize = 8192;
 

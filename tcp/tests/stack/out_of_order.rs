@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::common::{Transfer, configs, micros};
-use siw_tcp::sim::Impairment;
+use siw_tcp_sim::Impairment;
 
 fn transfer(seed: u64, show: bool) -> Transfer {
     let mut link = Impairment::perfect(micros(100));

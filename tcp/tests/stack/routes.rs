@@ -1,7 +1,7 @@
 //! Next hops and source addresses of packets.
 
-use siw_tcp::sim::{Pattern, SimNet, VecSink, host_config};
 use siw_tcp::{Instant, Route, Stack, StackConfig, StackError, VecBuf};
+use siw_tcp_sim::{Pattern, SimNet, VecSink, host_config};
 
 fn route(to: &str, via: &str) -> Route {
     Route {
@@ -103,7 +103,7 @@ fn two_routed_networks_talk_through_each_other() {
     let mut configs = [host_config(0), host_config(1)];
     configs[1].addresses.push("192.0.2.7/32".parse().unwrap());
     configs[0].routes = vec![route("192.0.2.0/24", "10.0.0.2")];
-    let link = siw_tcp::sim::Impairment::perfect(std::time::Duration::from_micros(50));
+    let link = siw_tcp_sim::Impairment::perfect(std::time::Duration::from_micros(50));
     let mut net = SimNet::<Pattern>::new(1, configs, [link; 2]);
     let now = net.now;
     net.hosts[1]
@@ -195,7 +195,7 @@ fn parse_ip(text: &str) -> std::net::IpAddr {
 fn data_that_waits_is_sent_when_a_route_is_back() {
     let mut configs = [host_config(0), host_config(1)];
     configs[1].addresses.push("192.0.2.7/32".parse().unwrap());
-    let link = siw_tcp::sim::Impairment::perfect(std::time::Duration::from_micros(50));
+    let link = siw_tcp_sim::Impairment::perfect(std::time::Duration::from_micros(50));
     let mut net = SimNet::<Pattern>::new(1, configs, [link; 2]);
     let learned = |via: Option<&str>| siw_tcp::LearnedRoutes {
         routes: via
@@ -223,7 +223,7 @@ fn data_that_waits_is_sent_when_a_route_is_back() {
         net.hosts[0].set_learned_routes(learned(Some("10.0.0.2")));
         net.run(ms(5), |_| false);
         assert_eq!(
-            siw_tcp::sim::read_all(&mut net.hosts[1], server).len(),
+            siw_tcp_sim::read_all(&mut net.hosts[1], server).len(),
             3,
             "{away:?}"
         );

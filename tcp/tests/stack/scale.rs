@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use siw_tcp::sim::{Pattern, VecSink, host_config};
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
+use siw_tcp_sim::{Pattern, VecSink, host_config};
 
 const CONNECTIONS: usize = 100_000;
 const AT_A_TIME: usize = 2_000;

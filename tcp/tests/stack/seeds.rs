@@ -1,4 +1,4 @@
-//! The generator of `siw_tcp::sim::seeds`: 10,000 seeds, in shares that run in parallel.
+//! The generator of `siw_tcp_sim::seeds`: 10,000 seeds, in shares that run in parallel.
 //! `SIW_TCP_SEEDS=n` runs n in all, `SIW_TCP_FIRST_SEED=n` starts at another seed;
 //! `cargo run -p siw-tcp --release --example soak` runs any number.
 //!
@@ -25,7 +25,7 @@
 //! Out of the generator's reach, and tested separately: marks that must survive 2^31 bytes, CUBIC
 //! above 16 MB, the cost of SACK blocks.
 
-use siw_tcp::sim::seeds::{FIRST_VARIED_SEED, FRAMES_SHOWN, SeedOutcome, run_seed};
+use siw_tcp_sim::seeds::{FIRST_VARIED_SEED, FRAMES_SHOWN, SeedOutcome, run_seed};
 
 const SEEDS: u64 = 10_000;
 /// Seeds from `FIRST_VARIED_SEED` on: in the first two shares, half of these.

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use siw_tcp::sim::{Pattern, VecSink, host_config, read_all};
 use siw_tcp::{
     ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, StackError, TcpState, VecBuf,
 };
+use siw_tcp_sim::{Pattern, VecSink, host_config, read_all};
 
 /// One host whose frames come back to it, except those that are lost.
 struct Looped {

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use siw_tcp::sim::{VecSink, host_config};
 use siw_tcp::{
     Destination, FrameInfo, Instant, RxChecksum, Stack, StackConfig, Steering, VecBuf,
     WorkerSteering,
 };
+use siw_tcp_sim::{VecSink, host_config};
 
-type Host = Stack<VecBuf, siw_tcp::sim::Pattern>;
+type Host = Stack<VecBuf, siw_tcp_sim::Pattern>;
 
 const NOW: Instant = Instant(1_000_000);
 

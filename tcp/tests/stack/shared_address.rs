@@ -3,12 +3,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use siw_tcp::sim::forge::{Ends, Tcp, fragments};
-use siw_tcp::sim::{Pattern, VecSink, host_config};
 use siw_tcp::{
     Events, FrameInfo, HostShare, Instant, IpCidr, PortSet, RxChecksum, Stack, StackConfig,
     StackError, VecBuf,
 };
+use siw_tcp_sim::forge::{Ends, Tcp, fragments};
+use siw_tcp_sim::{Pattern, VecSink, host_config};
 
 type Host = Stack<VecBuf, Pattern>;
 

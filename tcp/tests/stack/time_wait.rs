@@ -3,7 +3,7 @@
 
 use crate::common::wire::{ACK, FIN, Lab, RST, SYN, Seg};
 use siw_tcp::ListenerId;
-use siw_tcp::sim::host_config;
+use siw_tcp_sim::host_config;
 
 /// Host 1, whose listener has this backlog, closed first and is in TIME-WAIT. Returns the peer's FIN.
 /// Host 0 no longer sends anything by itself.

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use crate::common::wire::Lab;
-use siw_tcp::sim::host_config;
 use siw_tcp::{Events, TcpState};
+use siw_tcp_sim::host_config;
 
 #[test]
 fn the_user_timeout_does_not_wait_for_the_backoff() {

@@ -1,8 +1,11 @@
 //! Changes that nodes on the path make to frames: ECN marks, smaller windows, and ICMP errors.
 
-use crate::base::frame_sink::FrameMeta;
-use crate::sim::Rng;
-use crate::wire::checksum::{OnesComplementSum, tcp_checksum_offset};
+use siw_tcp::{
+    FrameMeta,
+    checksum::{OnesComplementSum, tcp_checksum_offset},
+};
+
+use crate::Rng;
 
 /// Returns the offset of the IP header; `None`: not an IP frame.
 fn ip_at(frame: &[u8]) -> Option<usize> {

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 
-use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
-use crate::wire::checksum::{self, OnesComplementSum};
+use siw_tcp::{
+    FrameMeta, FrameSink, PayloadPiece, TxChecksum,
+    checksum::{self, OnesComplementSum},
+};
 
 /// A record that the simulated sink can read.
 pub trait RecordBytes {

@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use crate::base::events::Events;
-use crate::base::state::TcpState;
-use crate::base::time::Instant;
-use crate::config::StackConfig;
-use crate::sim::seeds::owner::ScriptedOwner;
-use crate::sim::seeds::plan::NetEvent;
-use crate::sim::seeds::run::{LATE_ACK, SeedRun};
-use crate::stack::TcpInfo;
+use siw_tcp::{Events, Instant, StackConfig, TcpInfo, TcpState};
+
+use crate::seeds::owner::ScriptedOwner;
+use crate::seeds::plan::NetEvent;
+use crate::seeds::run::{LATE_ACK, SeedRun};
 
 /// Tolerance of a deadline: neighbours must be resolved, and timers are coarse.
 const MARGIN: Duration = Duration::from_secs(6);

@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use siw_tcp::{CongestionControl, Events, TsoLimits};
+
 use super::{Impairment, Pattern, Rng, SimNet, host_config};
-use crate::base::events::Events;
-use crate::config::{CongestionControl, TsoLimits};
 
 const PORT: u16 = 7000;
 
@@ -188,7 +188,7 @@ impl SharedPath {
     fn transfer(
         net: &mut SimNet<Pattern>,
         time: Duration,
-        received: &mut HashMap<crate::base::ids::ConnId, u64>,
+        received: &mut HashMap<siw_tcp::ConnId, u64>,
     ) {
         let end = net.now + time;
         while net.step(end) {

@@ -4,7 +4,7 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::wire::checksum::OnesComplementSum;
+use siw_tcp::checksum::OnesComplementSum;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
@@ -300,7 +300,7 @@ impl fmt::Display for FrameLine<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::forge::{Ends, Tcp};
+    use crate::forge::{Ends, Tcp};
 
     #[test]
     fn segments_are_read_and_damage_is_seen() {

@@ -1,5 +1,7 @@
 //! A simulated network in virtual time: two stacks joined by links that lose, reorder, duplicate,
 //! corrupt and delay frames, determined by one seed. For tests of this crate and of crates that use it.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -9,7 +11,6 @@ pub mod byte_ranges;
 mod flow_state;
 pub mod forge;
 mod impairment;
-mod leaks;
 mod mangle;
 mod peers;
 mod rng;
@@ -25,13 +26,11 @@ pub use rng::Rng;
 pub use shared_path::{PathShares, SharedPath};
 pub use sink::{Pattern, RecordBytes, VecSink, append_payload};
 
-use crate::base::buffer::{RecvBuf, VecBuf};
-use crate::base::frame_info::{FrameInfo, RxChecksum};
-use crate::base::frame_sink::FrameMeta;
-use crate::base::time::Instant;
-use crate::config::{IpCidr, StackConfig};
-use crate::sim::wire_oracle::WireOracle;
-use crate::stack::Stack;
+use siw_tcp::{
+    FrameInfo, FrameMeta, Instant, IpCidr, RecvBuf, RxChecksum, Stack, StackConfig, VecBuf,
+};
+
+use crate::wire_oracle::WireOracle;
 
 struct SimLink {
     what: Impairment,
@@ -382,7 +381,7 @@ impl<R: RecordBytes> SimNet<R> {
     }
 
     /// Flushes one connection.
-    pub fn flush(&mut self, host: usize, id: crate::base::ids::ConnId) {
+    pub fn flush(&mut self, host: usize, id: siw_tcp::ConnId) {
         let now = self.clock(host);
         self.hosts[host].flush(now, id, &mut self.sinks[host]);
         self.drain_sinks();
@@ -472,7 +471,7 @@ impl<R: RecordBytes> SimNet<R> {
 }
 
 /// Reads and consumes all received bytes.
-pub fn read_all<R>(host: &mut Stack<VecBuf, R>, id: crate::base::ids::ConnId) -> Vec<u8> {
+pub fn read_all<R>(host: &mut Stack<VecBuf, R>, id: siw_tcp::ConnId) -> Vec<u8> {
     let Some(rx) = host.receive_queue(id) else {
         return vec![];
     };

@@ -1,4 +1,5 @@
-//! Finds resources that a stack still holds after its connections ended, for tests.
+//! Access of tests to the state of a stack: resources that it still holds after its connections ended, and a
+//! receiver that reneges.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::ids::ConnId;
@@ -36,6 +37,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
         left.map(|(what, count)| format!("{count} {what}"))
     }
 
+    /// Returns whether the queues of a connection hold memory.
+    pub fn holds_memory(&self, id: ConnId) -> bool {
+        let conn = self.slots.get(id.index);
+        conn.is_some_and(|conn| conn.holds_memory())
+    }
+
     /// Returns the state of a connection, even after its owner released it; `None` once its slot is free.
     pub fn state_of_slot(&self, id: ConnId) -> Option<TcpState> {
         let conn = self.slots.get(id.index)?;
@@ -62,5 +69,23 @@ impl<B: RecvBuf, R> Stack<B, R> {
             remote.port(),
         )?;
         Some(self.shared.initial_sequence(&key, now).0)
+    }
+
+    /// Drops all data received out of order, though SACK blocks reported it (RFC 2018 section 8). Returns
+    /// the number of dropped buffers.
+    pub fn renege(&mut self) -> usize {
+        let mut dropped = 0;
+        for index in 0..self.slots.len() {
+            let conn = &mut self.slots[index];
+            let Some(queue) = &mut conn.receiver.out_of_order else {
+                continue;
+            };
+            let before = queue.buffer_count();
+            while queue.drop_last() {}
+            dropped += before - queue.buffer_count();
+            conn.receiver
+                .update_held_buffers(&mut self.shared.context_of(conn.id(index)));
+        }
+        dropped
     }
 }

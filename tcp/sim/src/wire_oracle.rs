@@ -30,13 +30,13 @@ use std::hash::BuildHasherDefault;
 
 use ahash::AHasher;
 
-use crate::base::stats::StackStats;
-use crate::base::time::Instant;
-use crate::sim::flow_state::{Flow, FlowSide, NeighbourSearch, SentAgain};
-use crate::sim::sink::Pattern;
-use crate::sim::wire_view::{ACK, ECE, FIN, NeighbourMessage, RST, SYN, TcpView, tcp_view};
+use siw_tcp::{Instant, StackStats};
 
-pub use crate::sim::flow_state::{FlowEnds, RecoveryEpisode, SentRange};
+use crate::flow_state::{Flow, FlowSide, NeighbourSearch, SentAgain};
+use crate::sink::Pattern;
+use crate::wire_view::{ACK, ECE, FIN, NeighbourMessage, RST, SYN, TcpView, tcp_view};
+
+pub use crate::flow_state::{FlowEnds, RecoveryEpisode, SentRange};
 
 /// Returns the salt of the pattern that `host` sends on a connection.
 pub fn salt_of(ends: &FlowEnds, host: usize) -> u64 {
@@ -681,7 +681,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use super::*;
-    use crate::sim::forge::{Ends, Tcp};
+    use crate::forge::{Ends, Tcp};
 
     const ISS: [u32; 2] = [1000, 9000];
 

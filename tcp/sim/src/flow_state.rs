@@ -4,15 +4,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
-use crate::base::time::Instant;
-use crate::sim::byte_ranges::ByteRanges;
-use crate::sim::wire_view::{SYN, TcpView};
+use siw_tcp::Instant;
+
+use crate::byte_ranges::ByteRanges;
+use crate::wire_view::{SYN, TcpView};
 
 /// The endpoints of a connection: that of host 0, then that of host 1.
 pub type FlowEnds = [SocketAddr; 2];
 
 /// A sent segment, whose fate is reported to
-/// [`WireOracle::on_way`](crate::sim::wire_oracle::WireOracle::on_way).
+/// [`WireOracle::on_way`](crate::wire_oracle::WireOracle::on_way).
 pub struct SentRange {
     pub(super) flow: usize,
     pub(super) from: usize,

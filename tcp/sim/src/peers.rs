@@ -1,10 +1,9 @@
-//! What ports and peers of other kinds do to the frames of a receiver: receive coalescing, and ACKs
-//! without D-SACK blocks; and a receiver that reneges.
+//! Changes that ports and peers of other kinds make to the frames of a receiver: receive coalescing, and
+//! ACKs without D-SACK blocks.
 
-use crate::base::buffer::RecvBuf;
-use crate::sim::wire_view::{ACK, TcpView, tcp_view};
-use crate::stack::Stack;
-use crate::wire::checksum::OnesComplementSum;
+use siw_tcp::checksum::OnesComplementSum;
+
+use crate::wire_view::{ACK, TcpView, tcp_view};
 
 /// PSH, as on the wire.
 const PSH: u8 = 8;
@@ -127,31 +126,11 @@ pub fn strip_dsack(frame: &mut [u8]) -> bool {
     true
 }
 
-impl<B: RecvBuf, R> Stack<B, R> {
-    /// Drops all data received out of order, though SACK blocks reported it (RFC 2018 section 8). Returns
-    /// the number of dropped buffers.
-    pub fn renege(&mut self) -> usize {
-        let mut dropped = 0;
-        for index in 0..self.slots.len() {
-            let conn = &mut self.slots[index];
-            let Some(queue) = &mut conn.receiver.out_of_order else {
-                continue;
-            };
-            let before = queue.buffer_count();
-            while queue.drop_last() {}
-            dropped += before - queue.buffer_count();
-            conn.receiver
-                .update_held_buffers(&mut self.shared.context_of(conn.id(index)));
-        }
-        dropped
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::forge::{Ends, Tcp};
-    use crate::sim::wire_view::has_valid_checksums;
+    use crate::forge::{Ends, Tcp};
+    use crate::wire_view::has_valid_checksums;
 
     fn ends(ip: [&str; 2]) -> Ends {
         Ends {

@@ -3,7 +3,7 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-use crate::wire::checksum::OnesComplementSum;
+use siw_tcp::checksum::OnesComplementSum;
 
 /// A TCP segment.
 #[derive(Clone, Debug, Default)]

@@ -5,18 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::base::events::Events;
-use crate::base::time::Instant;
-use crate::sim::forge::{Ends, Tcp};
-use crate::sim::seeds::SeedOutcome;
-use crate::sim::seeds::judge::RunJudge;
-use crate::sim::seeds::owner::ScriptedOwner;
-use crate::sim::seeds::plan::{ConnectionPlan, NetEvent, SeedPlan};
-use crate::sim::wire_oracle::{FlowEnds, WireOracle, salt_of};
-use crate::sim::wire_view::{self, tcp_view};
-use crate::sim::{Pattern, Rng, SimNet};
-use crate::stack::Stack;
-use crate::{StackConfig, VecBuf};
+use siw_tcp::{Events, Instant, Stack, StackConfig, VecBuf};
+
+use crate::forge::{Ends, Tcp};
+use crate::seeds::SeedOutcome;
+use crate::seeds::judge::RunJudge;
+use crate::seeds::owner::ScriptedOwner;
+use crate::seeds::plan::{ConnectionPlan, NetEvent, SeedPlan};
+use crate::wire_oracle::{FlowEnds, WireOracle, salt_of};
+use crate::wire_view::{self, tcp_view};
+use crate::{Pattern, Rng, SimNet};
 
 /// Time after the last event that owners have to finish before everything is released.
 const ACTIVE_TIME: Duration = Duration::from_secs(60);
@@ -425,7 +423,7 @@ impl SeedRun {
         }
     }
 
-    fn add_owner(&mut self, index: usize, host: usize, id: crate::ConnId) {
+    fn add_owner(&mut self, index: usize, host: usize, id: siw_tcp::ConnId) {
         let now = self.net.now;
         let flow = &mut self.flows[index];
         let salts = [host, 1 - host].map(|host| salt_of(&flow.ends, host));

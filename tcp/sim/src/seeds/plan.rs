@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::config::{CongestionControl, Keepalive, StackConfig, TsoLimits};
-use crate::sim::{Impairment, Rng, host_config};
+use siw_tcp::{CongestionControl, Keepalive, StackConfig, TsoLimits};
+
+use crate::{Impairment, Rng, host_config};
 
 /// A step of an owner's script; steps are carried out in order.
 #[derive(Clone, Copy, Debug)]

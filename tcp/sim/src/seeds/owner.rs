@@ -2,12 +2,10 @@
 
 use std::collections::VecDeque;
 
-use crate::base::events::Events;
-use crate::base::ids::ConnId;
-use crate::base::state::TcpState;
-use crate::base::time::Instant;
-use crate::sim::seeds::plan::OwnerStep;
-use crate::sim::{Pattern, Rng, SimNet};
+use siw_tcp::{ConnId, Events, Instant, TcpState};
+
+use crate::seeds::plan::OwnerStep;
+use crate::{Pattern, Rng, SimNet};
 
 /// One end of a connection, and the progress of its owner.
 pub(super) struct ScriptedOwner {

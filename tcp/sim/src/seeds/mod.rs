@@ -31,9 +31,9 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-pub use crate::sim::seeds::plan::FIRST_VARIED_SEED;
-use crate::sim::seeds::run::SeedRun;
-use crate::sim::wire_view::FrameLine;
+pub use crate::seeds::plan::FIRST_VARIED_SEED;
+use crate::seeds::run::SeedRun;
+use crate::wire_view::FrameLine;
 
 /// Counters of a successful run.
 #[derive(Clone, Copy, Debug, Default)]
