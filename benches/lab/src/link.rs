@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use etherparse::{
     ArpHardwareId, ArpOperation, ArpPacket, EtherType, Ethernet2Header, IpEcn, IpFragOffset,
     IpNumber, Ipv4Header, Ipv6Header, TcpHeader, UdpHeader,
 };
+use parking_lot::{Condvar, Mutex};
 
 use crate::impair::{Counts, Places, Profile, Way};
 
@@ -207,15 +208,15 @@ impl Impaired {
     /// Segments from the station, and to it.
     pub fn counts(&self) -> (Counts, Counts) {
         (
-            locked(&self.path.out).counts(),
-            locked(&self.path.back).counts(),
+            self.path.out.lock().counts(),
+            self.path.back.lock().counts(),
         )
     }
 }
 
 impl Drop for Impaired {
     fn drop(&mut self) {
-        let mut paths = locked(&self.station.paths);
+        let mut paths = self.station.paths.lock();
         if paths
             .get(&self.port)
             .is_some_and(|path| Arc::ptr_eq(path, &self.path))
@@ -232,7 +233,7 @@ struct ToStation(Arc<Station>);
 
 impl FrameSender for ToLink {
     fn send(&mut self, frame: &[u8]) -> io::Result<()> {
-        locked(&self.0.sender).send(frame)
+        self.0.sender.lock().send(frame)
     }
 }
 
@@ -249,7 +250,7 @@ pub struct StartUp(Arc<Station>);
 
 impl Drop for StartUp {
     fn drop(&mut self) {
-        *locked(&self.0.starting) = false;
+        *self.0.starting.lock() = false;
         self.0.started.notify_one();
     }
 }
@@ -325,10 +326,6 @@ pub(crate) fn checksum(from: IpAddr, to: IpAddr, protocol: IpNumber, message: &[
     complement(&octets)
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Station {
     pub fn start(link: Link, ip: IpAddr, first_port: u16) -> StationGuard {
         let (sender, mut receiver) = link;
@@ -352,7 +349,7 @@ impl Station {
             while !shared.stop.load(Ordering::Relaxed) {
                 match receiver.receive() {
                     Ok(Some(frame)) => match shared.path_of(&frame, DESTINATION) {
-                        Some(path) => locked(&path.back).pass(frame),
+                        Some(path) => path.back.lock().pass(frame),
                         // A frame that is not for this station, or malformed, is ignored.
                         None => {
                             let _ = shared.on_frame(frame);
@@ -371,15 +368,15 @@ impl Station {
 
     pub fn send(&self, frame: &[u8]) {
         if let Some(path) = self.path_of(frame, SOURCE) {
-            return locked(&path.out).pass(frame.to_vec());
+            return path.out.lock().pass(frame.to_vec());
         }
         // A full queue loses the frame, as a network may; retransmission repairs it.
-        let _ = locked(&self.sender).send(frame);
+        let _ = self.sender.lock().send(frame);
     }
 
     /// The impaired path of a frame whose port at `place` of the TCP header has one.
     fn path_of(&self, frame: &[u8], place: usize) -> Option<Arc<Path>> {
-        let paths = locked(&self.paths);
+        let paths = self.paths.lock();
         if paths.is_empty() {
             return None;
         }
@@ -396,7 +393,7 @@ impl Station {
             out: Mutex::new(Way::start(&profile.left, mix(seed, "left"), out)),
             back: Mutex::new(Way::start(&profile.right, mix(seed, "right"), back)),
         });
-        locked(&self.paths).insert(port, path.clone());
+        self.paths.lock().insert(port, path.clone());
         Impaired {
             station: self.clone(),
             port,
@@ -406,11 +403,10 @@ impl Station {
 
     /// Waits until no other stream awaits a Reply.
     pub fn begin_start_up(self: &Arc<Self>, patience: Duration) -> Option<StartUp> {
-        let starting = locked(&self.starting);
-        let free = self
+        let mut starting = self.starting.lock();
+        let waited = self
             .started
-            .wait_timeout_while(starting, patience, |starting| *starting);
-        let (mut starting, waited) = free.unwrap_or_else(PoisonError::into_inner);
+            .wait_while_for(&mut starting, |starting| *starting, patience);
         if waited.timed_out() {
             return None;
         }
@@ -484,7 +480,7 @@ impl Station {
     }
 
     fn learn(&self, ip: IpAddr, mac: Mac) {
-        locked(&self.neighbours).insert(ip, mac);
+        self.neighbours.lock().insert(ip, mac);
         self.neighbour_found.notify_all();
     }
 
@@ -756,7 +752,7 @@ impl Station {
             header,
             frame: frame.to_vec(),
         };
-        let routes = locked(&self.routes);
+        let routes = self.routes.lock();
         let to = routes.connections.get(&(port, from));
         let to = to.or_else(|| routes.listeners.get(&port).filter(|_| received.header.syn))?;
         // Its connection may have ended.
@@ -777,7 +773,7 @@ impl Station {
             payload: payload.to_vec(),
             frame: frame.to_vec(),
         };
-        let routes = locked(&self.routes);
+        let routes = self.routes.lock();
         // Its case may have ended.
         let _ = routes
             .datagrams
@@ -805,18 +801,18 @@ impl Station {
     /// Receives the datagrams for a port.
     pub fn receive_datagrams(&self, port: u16) -> Receiver<Datagram> {
         let (to, received) = channel();
-        locked(&self.routes).datagrams.insert(port, to);
+        self.routes.lock().datagrams.insert(port, to);
         received
     }
 
     pub fn ignore_datagrams(&self, port: u16) {
-        locked(&self.routes).datagrams.remove(&port);
+        self.routes.lock().datagrams.remove(&port);
     }
 
     /// Resolves the MAC address of a neighbour.
     pub fn resolve(&self, ip: IpAddr, patience: Duration) -> Option<Mac> {
         let deadline = Instant::now() + patience;
-        let mut neighbours = locked(&self.neighbours);
+        let mut neighbours = self.neighbours.lock();
         loop {
             if let Some(mac) = neighbours.get(&ip) {
                 return Some(*mac);
@@ -838,29 +834,26 @@ impl Station {
                 }
             }
             let wait = Duration::from_millis(200);
-            neighbours = match self.neighbour_found.wait_timeout(neighbours, wait) {
-                Ok((guard, _)) => guard,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            self.neighbour_found.wait_for(&mut neighbours, wait);
         }
     }
 
     pub fn attach(&self, port: u16, peer: SocketAddr, to: Sender<Received>) {
-        locked(&self.routes).connections.insert((port, peer), to);
+        self.routes.lock().connections.insert((port, peer), to);
     }
 
     pub fn detach(&self, port: u16, peer: SocketAddr) {
-        locked(&self.routes).connections.remove(&(port, peer));
+        self.routes.lock().connections.remove(&(port, peer));
     }
 
     /// Receives the SYNs for a port.
     pub fn listen(&self, port: u16) -> Receiver<Received> {
         let (to, received) = channel();
-        locked(&self.routes).listeners.insert(port, to);
+        self.routes.lock().listeners.insert(port, to);
         received
     }
 
     pub fn unlisten(&self, port: u16) {
-        locked(&self.routes).listeners.remove(&port);
+        self.routes.lock().listeners.remove(&port);
     }
 }

@@ -8,11 +8,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use parking_lot::Mutex;
 
 use siw_lab::agent::Agent;
 use siw_lab::case::{Case, Level, built_in, is_setting, parse, sort};
@@ -1072,7 +1072,7 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
             let _ = std::io::stderr().flush();
             return;
         }
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = told.lock();
         if told.elapsed() >= PROGRESS {
             *told = Instant::now();
             let seconds = begin.elapsed().as_secs();

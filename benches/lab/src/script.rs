@@ -4,12 +4,13 @@ mod traffic;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::agent::{Agent, STREAM_PORT, Unsupported};
 use crate::case::{
@@ -189,7 +190,7 @@ impl Target {
                 ))
             }
             (Role::Initiator, Clients::Operator { port, syns }) => {
-                let syns = syns.lock().unwrap_or_else(PoisonError::into_inner);
+                let syns = syns.lock();
                 let received = syns.recv_timeout(self.patience * 4).map_err(|_| {
                     anyhow!("no connection from the target: keep `rping -c -a {} -p {port}` running there", self.station.ip)
                 })?;
@@ -408,7 +409,7 @@ impl Script<'_> {
         self.agent = None;
         let target = self.target;
         let agent = target.agent.as_ref().context("the case needs --agent")?;
-        self.agent = Some(agent.lock().unwrap_or_else(PoisonError::into_inner));
+        self.agent = Some(agent.lock());
         self.command("forget", &BTreeMap::new())
     }
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::case::Case;
 use crate::link::mix;
@@ -77,22 +78,16 @@ pub fn run_all(
             scope.spawn(|| {
                 while let Some((index, outcome)) = suite.step() {
                     report(&outcome);
-                    outcomes
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .push((index, outcome));
+                    outcomes.lock().push((index, outcome));
                 }
             });
         }
     });
-    let mut outcomes = outcomes
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut outcomes = outcomes.into_inner();
     outcomes.sort_by_key(|(index, _)| *index);
-    let lost = suite.lost.into_inner();
     Ran {
         outcomes: outcomes.into_iter().map(|(_, outcome)| outcome).collect(),
-        lost: lost.unwrap_or_else(PoisonError::into_inner),
+        lost: suite.lost.into_inner(),
     }
 }
 
@@ -156,26 +151,20 @@ impl Suite<'_> {
     }
 
     fn dead(&self, group: &str) -> bool {
-        self.dead_groups
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(group)
+        self.dead_groups.lock().contains(group)
     }
 
     fn lost(&self) -> MutexGuard<'_, Option<String>> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lost.lock()
     }
 
     fn bury(&self, group: &str) {
-        self.dead_groups
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(group.to_owned());
+        self.dead_groups.lock().insert(group.to_owned());
     }
 
     /// Holds a sane conversation, and repeats it while the target's program may be starting again.
     fn sane(&self, recent_counts: bool) -> Result<Recovery, String> {
-        let last = *self.sane_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *self.sane_at.lock();
         if recent_counts && last.is_some_and(|at| at.elapsed() < FRESH) {
             return Ok(Recovery::NotNeeded);
         }
@@ -202,7 +191,7 @@ impl Suite<'_> {
         let Some(agent) = &self.target.agent else {
             return true;
         };
-        let mut agent = agent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut agent = agent.lock();
         if let Err(error) = agent.reconnect() {
             eprintln!("siw-lab: {error:#}");
             return false;
@@ -219,8 +208,7 @@ impl Suite<'_> {
                 .sane(mix(self.target.seed, &format!("sane {number}")))
             {
                 Ok(()) => {
-                    *self.sane_at.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some(Instant::now());
+                    *self.sane_at.lock() = Some(Instant::now());
                     self.failing.store(false, Ordering::Relaxed);
                     return Ok(recovery);
                 }

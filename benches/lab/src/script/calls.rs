@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -22,7 +21,7 @@ impl Target {
     fn accept_again(&self, port: u16, seed: u64, patience: Duration) -> Result<Tcp> {
         let received = match &self.clients {
             Clients::Operator { syns, .. } => {
-                let syns = syns.lock().unwrap_or_else(PoisonError::into_inner);
+                let syns = syns.lock();
                 syns.recv_timeout(patience)
             }
             Clients::Started(_) => {
