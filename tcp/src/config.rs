@@ -121,7 +121,8 @@ pub enum CongestionControl {
     /// RFC 9438.
     #[default]
     Cubic,
-    /// RFC 5681, 6582.
+    /// RFC 5681, 6582. The drill's scripts and the public suites expect its windows, and DCTCP is the same
+    /// but for marks (RFC 8257 section 3.5).
     NewReno,
     /// RFC 8257: for fabrics whose switches mark packets and whose hosts all use DCTCP. Requests
     /// ECN.

@@ -1,5 +1,6 @@
 //! `siw-tcp-perf`: compares siw-tcp with raw frames, and measures it under loss; prints a line of
-//! JSON. Called by the groups `tcp` and `tcp-kernel` of `./benches/figures`.
+//! JSON. Called by the groups `tcp` and `tcp-kernel` of `./benches/figures`; `siw-perf` needs siwd and cannot
+//! measure TCP alone.
 #![forbid(unsafe_code)]
 
 use anyhow::{anyhow, bail};

@@ -418,7 +418,7 @@ mod tests {
         };
         for _ in 0..2 {
             write_changes(&path, std::slice::from_ref(&change)).unwrap();
-            assert_eq!(read_changes(&path).unwrap(), [change.clone()]);
+            assert_eq!(read_changes(&path).unwrap(), std::slice::from_ref(&change));
         }
         write_changes(&path, &[]).unwrap();
         write_changes(&path, &[]).unwrap();

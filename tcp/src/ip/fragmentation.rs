@@ -1,5 +1,6 @@
 //! Fragmentation of packets longer than the link's MTU: replies to fragmented echo requests (RFC
-//! 1122 section 3.2.2.6, RFC 4443 section 4.2). No other packets that we send are longer.
+//! 1122 section 3.2.2.6, RFC 4443 section 4.2). No other packets that we send are longer. It is needed: ICMPv6
+//! echo replies MUST return all data (RFC 4443 section 4.2).
 
 use smoltcp::wire::{IpProtocol, Ipv4Packet, Ipv6Packet};
 
