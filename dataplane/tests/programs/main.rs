@@ -9,6 +9,7 @@ mod ceph_cluster;
 mod changing_devices;
 mod dapl_programs;
 mod doctor;
+mod documented_commands;
 mod ending_programs;
 mod iser_programs;
 mod killed_programs;
