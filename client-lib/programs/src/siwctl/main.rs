@@ -96,7 +96,7 @@ enum Command {
     ///
     /// Runtimes search /etc/cdi and /var/run/cdi, podman 5.5.1 only the first. For rootless containers an
     /// ordinary user writes ~/.config/cdi/siwd.json and names its folder: podman --cdi-spec-dir
-    /// ~/.config/cdi run, or cdi_spec_dirs below [engine] in ~/.config/containers/containers.conf. Podman
+    /// ~/.config/cdi run, or cdi_spec_dirs of section engine in ~/.config/containers/containers.conf. Podman
     /// before 5.5 has neither, there only root's file is found. Rootless Docker searches ~/.config/cdi and
     /// $XDG_RUNTIME_DIR/cdi since December 2025, and takes "cdi-spec-dirs" from daemon.json before.
     Cdi(cdi::CdiArgs),
