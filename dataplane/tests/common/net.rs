@@ -237,7 +237,10 @@ pub fn tshark_fields(capture: &Path, filter: &str, fields: &[&str]) -> Vec<Vec<S
     for f in fields {
         c.args(["-e", f]);
     }
+    // Since tshark 4.2, flags are words.
     output(&mut c)
+        .replace("True", "1")
+        .replace("False", "0")
         .lines()
         .map(|l| l.split('\t').map(str::to_owned).collect())
         .collect()

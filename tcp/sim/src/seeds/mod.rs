@@ -6,7 +6,7 @@
 //! message and ticks wrap during a run), ports, round trips up to 300 ms, configurations, actions of
 //! the owners (`OwnerStep`), and events of the network and the hosts (`NetEvent`). These must hold:
 //!
-//! - [`WireOracle`] accepts every frame;
+//! - [`WireOracle`](crate::wire_oracle::WireOracle) accepts every frame;
 //! - an owner reads what the peer's owner pushed, and all of it if the peer closed;
 //! - a reduction of the congestion window is undone only if its retransmissions were needless;
 //! - data in flight is retransmitted in time; a connection whose peer is silent ends, and so does
