@@ -104,7 +104,9 @@ static void *fork_on_stack(void *unused)
 		child = fork();
 		expect(child >= 0, "fork on a registered stack");
 		expect(!pthread_sigmask(SIG_BLOCK, NULL, &after), "the mask");
-		expect(!memcmp(&before, &after, sizeof(before)), "the mask stays");
+		/* The C library writes only the part of the kernel's signals. */
+		for (int number = 1; number < 65; number++)
+			expect(sigismember(&before, number) == sigismember(&after, number), "the mask stays");
 		if (!child) {
 			local = 2;
 			_exit(raise(0) || local != 2);
