@@ -20,7 +20,7 @@ use siw_xdp::{
 };
 
 use crate::port_config::Offloads;
-use crate::xdp_queue::{PoolMemory, XdpReceiver, XdpSender};
+use crate::xdp_queue::{PoolMemory, QueueBuffers, XdpReceiver, XdpSender};
 use crate::{
     DriverTraits, Error, LinkStatus, Mempool, PortCaps, PortConfig, PortCounters, PortInfo, Result,
 };
@@ -230,14 +230,10 @@ impl XdpPort {
             .zip(senders)
             .filter_map(|(receivers, sender)| Some((receivers, sender?)))
             .map(|(receivers, sender)| {
-                let receiver = XdpReceiver::new(
-                    receivers,
-                    copies.take(),
-                    &pool,
-                    memory,
-                    config.rx_desc.into(),
-                )?;
-                Ok((receiver, XdpSender::new(sender, &pool, memory)))
+                let buffers = QueueBuffers::new(memory, &pool, is_zero_copy);
+                let target = config.rx_desc.into();
+                let receiver = XdpReceiver::new(receivers, copies.take(), buffers.clone(), target)?;
+                Ok((receiver, XdpSender::new(sender, buffers)))
             })
             .collect()
     }

@@ -7,6 +7,8 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use dpdk_sys as sys;
 use siw_xdp::{Frame, NeighbourCopies, Receiver, Sender};
@@ -26,9 +28,86 @@ pub(crate) struct XdpReceiver {
     epoll: Option<OwnedFd>,
     /// Copies of frames that the kernel receives and this port needs too.
     copies: Option<NeighbourCopies>,
-    memory: PoolMemory,
     /// Declared after the sockets, since the kernel writes to the pool's buffers.
+    buffers: Arc<QueueBuffers>,
+}
+
+/// The pool of a queue, and which of its buffers the kernel has. When both halves have closed their sockets,
+/// these are freed: a closed socket returns none.
+pub(crate) struct QueueBuffers {
+    memory: PoolMemory,
     pool: Mempool,
+    /// To receive into, and to send.
+    received: ChunkTable,
+    sent: ChunkTable,
+    /// The NIC may use its buffers for some time after the close: they are not freed.
+    is_zero_copy: bool,
+}
+
+impl QueueBuffers {
+    pub(crate) fn new(memory: PoolMemory, pool: &Mempool, is_zero_copy: bool) -> Arc<QueueBuffers> {
+        Arc::new(QueueBuffers {
+            memory,
+            pool: pool.clone(),
+            received: ChunkTable::new(memory.bytes),
+            sent: ChunkTable::new(memory.bytes),
+            is_zero_copy,
+        })
+    }
+}
+
+impl Drop for QueueBuffers {
+    fn drop(&mut self) {
+        if self.is_zero_copy {
+            return;
+        }
+        for chunk in self.received.chunks() {
+            let mbuf = self.memory.mbuf_at(chunk);
+            // SAFETY: the buffer was taken from the pool and lent to the kernel, which stopped using it when
+            // the last socket was closed.
+            unsafe {
+                init_raw(mbuf, self.pool.buf_len());
+                sys::siw_pktmbuf_free_seg(mbuf);
+            }
+        }
+        for chunk in self.sent.chunks() {
+            // SAFETY: a single-segment packet that was passed to the kernel, which no longer uses it.
+            unsafe { sys::siw_pktmbuf_free_seg(self.memory.mbuf_at(chunk)) };
+        }
+    }
+}
+
+/// A set of chunks: for each stretch of a pool's memory, the place of the chunk that begins there. Only
+/// the owner of one half of the queue changes it.
+struct ChunkTable(Box<[AtomicU16]>);
+
+/// Chunks are at least this far apart: AF_XDP has none that is shorter.
+const CHUNK_SHIFT: u32 = 11;
+
+impl ChunkTable {
+    fn new(memory_bytes: usize) -> ChunkTable {
+        let stretches = (memory_bytes >> CHUNK_SHIFT) + 1;
+        ChunkTable((0..stretches).map(|_| AtomicU16::new(0)).collect())
+    }
+
+    #[inline]
+    fn insert(&self, chunk: u64) {
+        let place = (chunk as u16 & ((1 << CHUNK_SHIFT) - 1)) + 1;
+        self.0[(chunk >> CHUNK_SHIFT) as usize].store(place, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn remove(&self, chunk: u64) {
+        self.0[(chunk >> CHUNK_SHIFT) as usize].store(0, Ordering::Relaxed);
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = u64> {
+        let places = self.0.iter().enumerate();
+        places.filter_map(|(stretch, place)| {
+            let place = place.load(Ordering::Relaxed).checked_sub(1)?;
+            Some(((stretch as u64) << CHUNK_SHIFT) + u64::from(place))
+        })
+    }
 }
 
 struct FilledSocket {
@@ -43,8 +122,7 @@ impl XdpReceiver {
     pub(crate) fn new(
         receivers: Vec<Receiver>,
         copies: Option<NeighbourCopies>,
-        pool: &Mempool,
-        memory: PoolMemory,
+        buffers: Arc<QueueBuffers>,
         target: usize,
     ) -> Result<XdpReceiver> {
         let sockets = receivers.iter().map(Receiver::socket_fd);
@@ -66,11 +144,10 @@ impl XdpReceiver {
             first: 0,
             epoll,
             copies,
-            memory,
-            pool: pool.clone(),
+            buffers,
         };
         for socket in &mut receiver.sockets {
-            socket.lend_buffers(&receiver.pool, &receiver.memory);
+            socket.lend_buffers(&receiver.buffers);
         }
         Ok(receiver)
     }
@@ -79,6 +156,12 @@ impl XdpReceiver {
     #[inline]
     pub(crate) fn rx_burst(&mut self, room: &mut [*mut sys::rte_mbuf]) -> usize {
         let mut count = 0;
+        let QueueBuffers {
+            memory,
+            pool,
+            received,
+            ..
+        } = &*self.buffers;
         let sockets = self.sockets.len();
         for turn in 0..sockets {
             let index = (self.first + turn) % sockets;
@@ -87,7 +170,8 @@ impl XdpReceiver {
             while let Some(slot) = room.get_mut(count)
                 && let Some(frame) = socket.receiver.next_frame()
             {
-                *slot = self.memory.adopt_frame(frame, self.pool.buf_len());
+                received.remove(frame.chunk);
+                *slot = memory.adopt_frame(frame, pool.buf_len());
                 count += 1;
             }
             if count > before {
@@ -97,13 +181,13 @@ impl XdpReceiver {
                 socket.receiver.wake_if_asked();
             }
             if socket.target - socket.lent >= REFILL {
-                socket.lend_buffers(&self.pool, &self.memory);
+                socket.lend_buffers(&self.buffers);
             }
         }
         if let Some(copies) = &mut self.copies
             && copies.has_frame()
         {
-            count += take_copies(copies, &self.pool, &mut room[count..]);
+            count += take_copies(copies, pool, &mut room[count..]);
         }
         if sockets > 1 {
             self.first = (self.first + 1) % sockets;
@@ -153,20 +237,23 @@ fn take_copies(
 impl FilledSocket {
     /// Lends buffers to the kernel up to its share; if the pool is exhausted, the rest follows with
     /// the next burst.
-    fn lend_buffers(&mut self, pool: &Mempool, memory: &PoolMemory) {
+    fn lend_buffers(&mut self, of_queue: &QueueBuffers) {
         let mut buffers = [std::ptr::null_mut(); REFILL];
         while self.lent < self.target {
             let want = (self.target - self.lent).min(REFILL);
             // SAFETY: the pool is alive, and the array has room for `want` pointers.
             let result = unsafe {
-                sys::siw_mempool_get_bulk(pool.as_ptr(), buffers.as_mut_ptr(), want as u32)
+                let pool = of_queue.pool.as_ptr();
+                sys::siw_mempool_get_bulk(pool, buffers.as_mut_ptr(), want as u32)
             };
             if result != 0 {
                 break;
             }
             for buffer in &buffers[..want] {
+                let chunk = of_queue.memory.chunk_of(*buffer);
+                of_queue.received.insert(chunk);
                 // The ring has room for the whole share.
-                self.receiver.push_chunk(memory.chunk_of(*buffer));
+                self.receiver.push_chunk(chunk);
             }
             self.lent += want;
         }
@@ -185,6 +272,8 @@ pub(crate) struct PoolMemory {
 
 // SAFETY: an address and lengths.
 unsafe impl Send for PoolMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PoolMemory {}
 
 /// Size of the pages that the kernel pins.
 const PAGE_BYTES: usize = 4096;
@@ -255,17 +344,13 @@ impl PoolMemory {
 /// The sending half: the first socket of the queue.
 pub(crate) struct XdpSender {
     sender: Sender,
-    memory: PoolMemory,
-    pool: Mempool,
+    /// Declared after the socket, which the kernel sends from.
+    buffers: Arc<QueueBuffers>,
 }
 
 impl XdpSender {
-    pub(crate) fn new(sender: Sender, pool: &Mempool, memory: PoolMemory) -> XdpSender {
-        XdpSender {
-            sender,
-            memory,
-            pool: pool.clone(),
-        }
+    pub(crate) fn new(sender: Sender, buffers: Arc<QueueBuffers>) -> XdpSender {
+        XdpSender { sender, buffers }
     }
 
     /// Sends from the front of `pending`; returns the number of packets taken.
@@ -275,20 +360,22 @@ impl XdpSender {
         let mut taken = 0;
         for slot in pending.iter_mut() {
             // SAFETY: a packet that the batch owns.
-            let is_plain = unsafe { is_plain_buffer(*slot, self.pool.as_ptr()) };
+            let is_plain = unsafe { is_plain_buffer(*slot, self.buffers.pool.as_ptr()) };
             if !is_plain && !self.copy_into_pool(slot) {
                 break;
             }
             // SAFETY: as above.
             let mbuf = unsafe { &**slot };
             let frame = Frame {
-                chunk: self.memory.chunk_of(*slot),
+                chunk: self.buffers.memory.chunk_of(*slot),
                 offset: mbuf.data_off,
                 bytes: mbuf.pkt_len,
             };
+            let chunk = frame.chunk;
             if !self.sender.push_frame(frame) {
                 break;
             }
+            self.buffers.sent.insert(chunk);
             taken += 1;
         }
         if taken > 0 || self.sender.has_backlog() {
@@ -321,9 +408,10 @@ impl XdpSender {
     pub(crate) fn free_completed(&mut self) -> usize {
         let mut count = 0;
         while let Some(chunk) = self.sender.next_completed() {
+            self.buffers.sent.remove(chunk);
             // SAFETY: a single-segment packet that was passed to the kernel, which no longer uses
             // it.
-            unsafe { sys::siw_pktmbuf_free_seg(self.memory.mbuf_at(chunk)) };
+            unsafe { sys::siw_pktmbuf_free_seg(self.buffers.memory.mbuf_at(chunk)) };
             count += 1;
         }
         if count > 0 {
@@ -338,7 +426,7 @@ impl XdpSender {
     fn copy_into_pool(&self, slot: &mut *mut sys::rte_mbuf) -> bool {
         // SAFETY: the caller owns the packet, which is freed and replaced by the copy.
         unsafe {
-            let copy = sys::siw_pktmbuf_copy(*slot, self.pool.as_ptr());
+            let copy = sys::siw_pktmbuf_copy(*slot, self.buffers.pool.as_ptr());
             if copy.is_null() {
                 return false;
             }
