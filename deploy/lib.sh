@@ -66,19 +66,24 @@ lacks() { grep -qx "$SUITE $1" "$ROOT/deploy/lacking.list"; }
 # has_package PACKAGE: whether the package lists have it under this very name.
 has_package() { [[ $(LC_ALL=C apt-cache policy "$1" 2>/dev/null) =~ Candidate:\ [^\(] ]]; }
 
-# suite_sources [SUITE]: the file of this machine's package sources, or one like it for another suite of the
-# same distribution.
+# debian_sources SUITE FILE: writes the package sources of any suite of Debian, by the registry of this machine.
+debian_sources() {
+    local uri keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ -e "$keys" ] || die "$keys is missing: install debian-archive-keyring"
+    uri=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list 2>/dev/null |
+        awk '/^(URIs:|deb)[ \t]/ { for (i = 2; i <= NF; i++) if (!uri && $i ~ /^[a-z+]+:.*\/debian\/?$/) uri = $i }
+            END { print uri }') || true
+    [ -n "$uri" ] || die "no registry of Debian is in /etc/apt/sources.list or /etc/apt/sources.list.d"
+    echo "deb [signed-by=$keys] $uri $1 main" >"$2"
+}
+
+# suite_sources: the file of this machine's package sources.
 suite_sources() {
-    local file name copy
+    local file
     for file in /etc/apt/sources.list.d/{debian,ubuntu}.sources /etc/apt/sources.list; do
         [ ! -s "$file" ] || break
     done
-    [ "${1:-$SUITE}" != "$SUITE" ] || { echo "$file"; return; }
-    copy=$TMP/$1.${file##*.}
-    # Unstable's lists have another name than its os-release(5), and no updates apart.
-    name=$(sed -n 's/^Suites: *\([a-z]*\).*/\1/p; s/^deb [^ ]* \([a-z]*\) .*/\1/p' "$file" | head -n 1)
-    sed "s/\b$name\b/$1/g" "$file" >"$copy"
-    echo "$copy"
+    echo "$file"
 }
 
 # choose_packages WORD...: prints each package once, by the name that this suite gives it, and leaves

@@ -191,7 +191,8 @@ impl AppMr {
 
     /// Changes the access rights and keeps the keys, if that is possible without registering anew:
     /// `EINVAL` if ZERO_BASED changes, or if LOCAL_WRITE or REMOTE_ATOMIC are added to memory that the daemon
-    /// copies by system calls or may only read; `EBUSY` while windows are bound. When it returns no operation continues with the old rights.
+    /// copies by system calls or may only read; `EBUSY` while windows are bound. When it returns no operation
+    /// continues with the old rights.
     pub fn change_access(&mut self, access: Access) -> Result<(), Error> {
         self.pd.ctx().call_daemon(&ReregMr {
             lkey: self.lkey,
