@@ -25,7 +25,7 @@
 
 /* Version of this header; siw_version() is that of the library. */
 #define SIW_VERSION_MAJOR 0
-#define SIW_VERSION_MINOR 1
+#define SIW_VERSION_MINOR 2
 #define SIW_VERSION_PATCH 0
 #define SIW_VERSION (SIW_VERSION_MAJOR << 16 | SIW_VERSION_MINOR << 8 | SIW_VERSION_PATCH)
 

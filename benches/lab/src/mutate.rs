@@ -109,6 +109,12 @@ pub fn write_copy(patches: &[Patch], source: &Path, to: &Path) -> Result<()> {
     for path in &wanted {
         let octets = match path.to_str().and_then(|path| patched.get(path)) {
             Some(text) => text.clone().into_bytes(),
+            None if ["Cargo.toml", "Cargo.lock"]
+                .map(Path::new)
+                .contains(&path.as_path()) =>
+            {
+                with_own_version(&fs::read_to_string(source.join(path))?).into_bytes()
+            }
             None => fs::read(source.join(path))?,
         };
         let copy = to.join(path);
@@ -119,6 +125,25 @@ pub fn write_copy(patches: &[Patch], source: &Path, to: &Path) -> Result<()> {
         fs::write(&copy, octets).with_context(|| format!("cannot write {}", copy.display()))?;
     }
     Ok(())
+}
+
+/// The manifest of the workspace, or its lock file, with build metadata in the version of the workspace's own
+/// packages. Cargo names what it builds by package and version, not by place: in a shared target folder the
+/// copy would replace the libraries of its source.
+fn with_own_version(text: &str) -> String {
+    let is_own = |block: &&str| {
+        let is_locked = block.starts_with("[[package]]") && !block.contains("\nsource = ");
+        is_locked || block.starts_with("[workspace.package]")
+    };
+    let version = |block: &str| {
+        let line = block.lines().find(|line| line.starts_with("version = "))?;
+        Some(block.replacen(line, &format!("{}+mutants\"", line.strip_suffix('"')?), 1))
+    };
+    let blocks = text.split("\n\n").map(|block| {
+        let own = Some(block).filter(is_own).and_then(version);
+        own.unwrap_or_else(|| block.to_owned())
+    });
+    blocks.collect::<Vec<_>>().join("\n\n")
 }
 
 /// Adds the files below a folder, without hidden ones and those of cargo.

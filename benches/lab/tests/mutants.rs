@@ -52,10 +52,26 @@ fn a_copy_follows_its_source_and_replaces_nothing_else() {
     let (source, copy) = (source.path(), to.path().join("copy"));
     fs::write(source.join("file.rs"), "one").unwrap();
     fs::write(source.join("other.rs"), "two").unwrap();
+    let manifest =
+        "[workspace]\n\n[workspace.package]\nversion = \"1.2.3\"\n\n[dependencies]\na = \"1\"\n";
+    fs::write(source.join("Cargo.toml"), manifest).unwrap();
+    let locked = |version| {
+        let other = "[[package]]\nname = \"a\"\nversion = \"1.2.3\"\nsource = \"registry\"";
+        format!("version = 4\n\n[[package]]\nname = \"own\"\nversion = \"{version}\"\n\n{other}\n")
+    };
+    fs::write(source.join("Cargo.lock"), locked("1.2.3")).unwrap();
     write_copy(&patch("one"), source, &copy).unwrap();
     assert_eq!(
         fs::read_to_string(copy.join("file.rs")).unwrap(),
         "mutant!(Absent)"
+    );
+    assert_eq!(
+        fs::read_to_string(copy.join("Cargo.toml")).unwrap(),
+        manifest.replace("1.2.3", "1.2.3+mutants")
+    );
+    assert_eq!(
+        fs::read_to_string(copy.join("Cargo.lock")).unwrap(),
+        locked("1.2.3+mutants")
     );
     let before = fs::metadata(copy.join("file.rs"))
         .unwrap()
