@@ -77,6 +77,39 @@ debian_sources() {
     echo "deb [signed-by=$keys] $uri $1 main" >"$2"
 }
 
+# unpack_packages SUITE FOLDER PACKAGE...: downloads packages of a suite of Debian, unpacks them into a new folder, and
+# writes the version of the first one into FOLDER/version. Nothing is installed.
+unpack_packages() {
+    local of=$1 folder=$2 work
+    shift 2
+    command -v apt-get dpkg-deb >/dev/null || die "apt-get and dpkg-deb are needed"
+    work=$(mktemp -d "${TMPDIR:-/tmp}/siwd-unpack.XXXXXX")
+    mkdir -p "$work"/{lists/partial,cache/archives/partial,debs,tree}
+    debian_sources "$of" "$work/sources"
+    : >"$work/status"
+    local command
+    for command in update "download $*"; do
+        # shellcheck disable=SC2086 # The command is several words.
+        (cd "$work/debs" && apt-get -q -o Dir::Etc::SourceList="$work/sources" -o Dir::Etc::SourceParts=/dev/null \
+            -o Dir::State::Lists="$work/lists" -o Dir::State::status="$work/status" -o Dir::Cache="$work/cache" \
+            -o Acquire::Languages=none -o APT::Sandbox::User= -o Debug::NoLocking=1 \
+            $command) >"$work/log" 2>&1 </dev/null || {
+            say "$(grep '^[EW]:' "$work/log" | tail -n 1)"
+            rm -rf "$work"
+            die "packages of $of cannot be downloaded: $*"
+        }
+    done
+    local deb
+    for deb in "$work"/debs/*.deb; do
+        dpkg-deb -x "$deb" "$work/tree"
+    done
+    dpkg-deb -f "$work/debs/$1"_*.deb Version >"$work/tree/version"
+    rm -rf "$folder"
+    mkdir -p "$(dirname "$folder")"
+    mv "$work/tree" "$folder"
+    rm -rf "$work"
+}
+
 # suite_sources: the file of this machine's package sources.
 suite_sources() {
     local file
