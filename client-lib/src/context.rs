@@ -446,8 +446,8 @@ impl Context {
     }
 
     /// Changes the routes of a device until the daemon's restart, in the words of ip-route(8):
-    /// `add 10.80.0.0/16 via 10.77.0.254`, `del 10.80.0.0/16`, `flush` or `show`. Returns the routes that
-    /// operators have added, as JSON.
+    /// `add 10.80.0.0/16 via 10.77.0.254`, `del 10.80.0.0/16`, `flush`, `show` or `show FROM`. Returns the
+    /// routes that operators have added as JSON: as many as fit into a reply, without the first FROM ones.
     ///
     /// # Errors
     /// The caller is not an operator, the device does not exist or follows the kernel's routes, or the

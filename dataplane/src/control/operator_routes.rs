@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use nix::libc;
-use serde_json::json;
+use serde_json::{Value, json};
+use siw_shm::control::messages::OPERATE_TEXT;
 use siw_tcp::{IpCidr, Route};
 
 use super::context::Context;
@@ -25,7 +26,8 @@ fn invalid(why: impl Into<String>) -> Refusal {
 }
 
 /// Changes the routes of a device as the words say: `add NETWORK via ROUTER`, `del NETWORK`, `flush`, or
-/// `show`. Returns all that operators have added, as JSON.
+/// `show FROM`. Returns the routes that operators have added as JSON: as many as fit into a reply, without
+/// the first FROM ones.
 pub(super) fn change_routes(
     context: &mut Context,
     device: usize,
@@ -35,6 +37,7 @@ pub(super) fn change_routes(
     let view = usable_device(context, device, follows_kernel)?;
     let mut routes = view.learned_routes.clone();
     let words: Vec<&str> = words.split_whitespace().collect();
+    let mut from = 0;
     match words[..] {
         ["add", network, "via", router] => {
             let to = parse_network(network)?;
@@ -64,17 +67,19 @@ pub(super) fn change_routes(
         }
         ["flush"] => routes.routes.clear(),
         ["show"] => {}
+        ["show", number] if number.parse::<usize>().is_ok() => {
+            from = number.parse().unwrap_or_default();
+        }
         _ => {
             return Err(invalid(
-                "routes: add NETWORK via ROUTER, del NETWORK, flush, or show",
+                "routes: add NETWORK via ROUTER, del NETWORK, flush, show, or show FROM",
             ));
         }
     }
-    let rows = routes.routes.iter().map(|route| {
+    let text = first_rows(routes.routes.iter().skip(from).map(|route| {
         let to = format!("{}/{}", route.to.addr, route.to.prefix);
         json!({ "device": view.name, "to": to, "via": route.via.to_string() })
-    });
-    let text = json!(rows.collect::<Vec<_>>()).to_string();
+    }));
     if routes != view.learned_routes {
         tracing::warn!(device = %view.name, "an operator changes routes: {}", words.join(" "));
         context.devices.views[device].learned_routes = routes.clone();
@@ -85,6 +90,22 @@ pub(super) fn change_routes(
         });
     }
     Ok(text)
+}
+
+/// JSON array of the first rows, as many as fit into a reply.
+fn first_rows(rows: impl Iterator<Item = Value>) -> String {
+    let mut text = "[".to_owned();
+    for row in rows {
+        let row = row.to_string();
+        if text.len() + 1 + row.len() + 1 > OPERATE_TEXT {
+            break;
+        }
+        if text.len() > 1 {
+            text.push(',');
+        }
+        text.push_str(&row);
+    }
+    text + "]"
 }
 
 /// Adds or removes the Ethernet address of a neighbour of a device: `add ADDRESS lladdr MAC`, which is not

@@ -180,16 +180,18 @@ fn the_exported_configuration_passes_check_and_starts_a_daemon_with_the_same_sta
     let daemon = Daemon::start(&format!("{LOOPBACK}{extra}"), &[]);
     change_everything(&daemon);
     let operator = daemon.context();
-    for third in 0..100 {
+    for third in 0..200 {
         let route = format!("add 10.90.{third}.0/24 via 10.77.0.2");
         operator.change_routes(0, &route).unwrap();
     }
     drop(operator);
+    let show = ["route", "show", "--device", "siw0"];
+    assert_eq!(shown(&daemon, &show).matches("10.90.").count(), 200);
     for device in ["siw2", "siw3"] {
         shown(&daemon, &["device", "del", device]);
     }
     let exported = shown(&daemon, &["config", "export"]);
-    assert_eq!(exported.matches("10.90.").count(), 100);
+    assert_eq!(exported.matches("10.90.").count(), 200);
     check(daemon.dir.path(), &exported);
     let before = state(&daemon);
     assert!(

@@ -130,11 +130,20 @@ pub fn change_routes(
         RouteCommand::Flush { device } => (device, "flush".to_owned()),
         RouteCommand::Show { device } => (device, "show".to_owned()),
     };
-    let text = daemon.change_routes(device.find(daemon)?, &change)?;
-    if as_json {
-        return Ok(text + "\n");
+    let device = device.find(daemon)?;
+    let mut routes: Vec<Value> = Vec::new();
+    let mut text = daemon.change_routes(device, &change)?;
+    loop {
+        let more: Vec<Value> = serde_json::from_str(&text).context("invalid answer of siwd")?;
+        if more.is_empty() {
+            break;
+        }
+        routes.extend(more);
+        text = daemon.change_routes(device, &format!("show {}", routes.len()))?;
     }
-    let routes: Vec<Value> = serde_json::from_str(&text).context("invalid answer of siwd")?;
+    if as_json {
+        return Ok(format!("{}\n", Value::Array(routes)));
+    }
     let mut out = String::new();
     for route in routes {
         let word = |key: &str| route[key].as_str().unwrap_or_default().to_owned();
