@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::libc;
+use siw_memory::queue_allocator::QueueMemory;
 use siw_shm::control::EVENT_STREAM_BYTES;
 use siw_shm::control::messages as m;
 use siw_shm::{CqGeometry, CqProducer};
@@ -79,7 +80,6 @@ pub(super) fn create_cq(
     seq: u32,
     request: &m::CreateCq,
 ) -> Outcome {
-    let workers = context.workers.worker_count() as u32;
     let geometry = cq_geometry(context, request.cqe)?;
     let channel_id = (request.channel != 0).then_some(CompletionChannelId(request.channel));
     let client = context.resources.client_mut(id)?;
@@ -95,13 +95,13 @@ pub(super) fn create_cq(
     };
     let resources = &mut context.resources;
     let charge = resources.charge(id, [(Quota::CompletionQueues, 1)])?;
-    let mem = resources.alloc_queue(id, geometry.len)?;
-    let number = CqId(resources.cqs.allocate_number()?);
-    for worker in 0..workers {
-        let producer = CqProducer::new(mem.region.clone(), mem.offset, geometry, worker)
-            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+    let (mem, (number, producers)) = resources.alloc_queue(id, geometry.len, |all, mem| {
+        let producers = producers_of(mem, geometry)?;
+        Ok((CqId(all.cqs.allocate_number()?), producers))
+    })?;
+    for (worker, producer) in producers.into_iter().enumerate() {
         context.workers.post_command(
-            worker as usize,
+            worker,
             Command::AddCq(Box::new(WorkerCq {
                 id: number,
                 client: id,
@@ -180,12 +180,10 @@ pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::Resize
             "the rings from before the last resize are not empty yet",
         ));
     }
-    let mem = context.resources.alloc_queue(id, geometry.len)?;
-    let client = context.resources.client_mut(id)?;
-    let producers = (0..geometry.workers)
-        .map(|worker| CqProducer::new(mem.region.clone(), mem.offset, geometry, worker))
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+    let resources = &mut context.resources;
+    let (mem, producers) =
+        resources.alloc_queue(id, geometry.len, |_, mem| producers_of(mem, geometry))?;
+    let client = resources.client_mut(id)?;
     if let Some(cq) = client.cqs.get_mut(&number) {
         cq.old = Some(std::mem::replace(&mut cq.mem, mem));
     }
@@ -271,6 +269,13 @@ pub(super) fn moderate_cq(
             .post_command(worker, Command::ModerateCq { cq, moderation });
     }
     send_reply::<m::ModerateCq>(context.resources.client_mut(id)?, seq, &EMPTY)
+}
+
+/// The workers' ends of new rings, one for each worker.
+fn producers_of(mem: &QueueMemory, geometry: CqGeometry) -> Result<Vec<CqProducer>, Refusal> {
+    let producer = |worker| CqProducer::new(mem.region.clone(), mem.offset, geometry, worker);
+    let producers: Result<_, _> = (0..geometry.workers).map(producer).collect();
+    producers.map_err(Refusal::outside_memory)
 }
 
 fn cq_reply(cq: CqId, geometry: CqGeometry, mem: m::QueueRef) -> m::CqReply {

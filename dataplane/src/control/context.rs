@@ -74,3 +74,81 @@ impl Context {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use crossbeam::queue::ArrayQueue;
+    use nix::sys::epoll::{Epoll, EpollCreateFlags};
+    use nix::sys::eventfd::EventFd;
+    use siw_shm::WorkerPage;
+    use siw_shm::control::ControlSocket;
+
+    use super::*;
+    use crate::config::LimitsConfig;
+    use crate::control::closer::Closer;
+    use crate::control::heap::heap_of_one;
+    use crate::control::peers::PeerCredentials;
+    use crate::control::quotas::{HostCapacity, QuotaLimits};
+    use crate::control::resources::Client;
+    use crate::datapath::inbox::WorkerInbox;
+    use crate::worker::Mailbox;
+
+    impl Context {
+        /// A context of one worker that executes nothing, without devices.
+        pub fn of_one_worker() -> Context {
+            let event_descriptor = || -> OwnedFd { EventFd::new().unwrap().into() };
+            let page = WorkerPage::create_sealed(2).unwrap();
+            let flag = |number| Arc::new(page.sleep_flag(number).unwrap());
+            let inbox = WorkerInbox::new(event_descriptor(), page.sleep_flag(0).unwrap());
+            let mailbox = Mailbox {
+                commands: ArrayQueue::new(64),
+                events: ArrayQueue::new(64),
+                has_ended: AtomicBool::new(false),
+                inbox: Arc::new(inbox),
+                control_wake: Arc::new(event_descriptor()),
+                control_asleep: flag(1),
+            };
+            let wake = Arc::new(event_descriptor());
+            let helpers = Helpers::start(wake, flag(1), Arc::new(|_| Ok(None)), Closer::start());
+            Context {
+                resources: resources(),
+                workers: WorkerSet::new(Arc::new([Arc::new(mailbox)])),
+                helpers: helpers.unwrap(),
+                devices: Devices::new(Vec::new()),
+                times: TurnTimes::default(),
+            }
+        }
+    }
+
+    /// Resources of a host with 1 GiB of memory.
+    pub fn resources() -> Resources {
+        let host = HostCapacity {
+            memory: 1 << 30,
+            hugepages: 0,
+            descriptors: 1000,
+            workers: 1,
+            memory_keys: 1000,
+            nic_arenas: None,
+        };
+        let limits = LimitsConfig::default();
+        let quotas = QuotaLimits::new(&limits, &host, heap_of_one);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+        Resources::new(quotas, limits, false, epoll)
+    }
+
+    /// A new client of these resources, with the other end of its socket. It is not in the tree.
+    pub fn new_client(resources: &mut Resources) -> (Client, ControlSocket) {
+        let (conn, other) = ControlSocket::new_pair().unwrap();
+        let account = resources.ledger.open_account(1, false);
+        let nothing = [Quota::Clients, Quota::Descriptors, Quota::Memory].map(|quota| (quota, 0));
+        let charge = account.hold(nothing);
+        let peer = PeerCredentials::of(&conn).unwrap();
+        let id = resources.next_client_id();
+        let client = Client::new(id, conn, peer, (account, charge), &LimitsConfig::default());
+        (client, other)
+    }
+}

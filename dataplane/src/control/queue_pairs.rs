@@ -88,8 +88,9 @@ pub(super) fn create_qp(
         }
     }
     let charge = resources.charge(id, [(Quota::QueuePairs, 1)])?;
-    let mem = resources.alloc_queue(id, geometry.len)?;
-    let qpn = Qpn(resources.qpns.allocate_number()?);
+    let (mem, qpn) = resources.alloc_queue(id, geometry.len, |all, _| {
+        Ok(Qpn(all.qpns.allocate_number()?))
+    })?;
     resources.qp_owners.insert(qpn, id);
     let client = resources.client_mut(id)?;
     if let Some(srq) = srq_id.and_then(|srq| client.srqs.get_mut(&srq)) {

@@ -40,6 +40,11 @@ impl Refusal {
         Refusal::new(errno, format!("no shared memory: {error}"))
     }
 
+    /// Refusal: an object is outside of its shared memory.
+    pub(super) fn outside_memory(error: siw_shm::OutOfBounds) -> Refusal {
+        Refusal::new(libc::EINVAL, error.to_string())
+    }
+
     /// Refusal: a report does not fit the request that awaits it, which is a bug.
     pub(super) fn unexpected_report() -> Refusal {
         Refusal::new(libc::EIO, "siwd mistook a report: please report this bug")

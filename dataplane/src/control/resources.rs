@@ -360,17 +360,16 @@ impl Client {
             .get(&qpn)
             .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         let (region, at) = (&qp.mem.region, qp.mem.offset);
-        let bad = |error: siw_shm::OutOfBounds| Refusal::new(libc::EINVAL, error.to_string());
         let state_at = at + state_offset(qp.geometry.rq_offset, qp.geometry.rq_slots);
         let sq = SqConsumer::new(region.clone(), at, qp.geometry.sq_slots)
             .and_then(|sq| sq.with_state_line(region.clone(), state_at))
-            .map_err(bad)?;
+            .map_err(Refusal::outside_memory)?;
         let rq = RqConsumer::new(
             region.clone(),
             at + qp.geometry.rq_offset,
             qp.geometry.rq_slots,
         )
-        .map_err(bad)?;
+        .map_err(Refusal::outside_memory)?;
         Ok(QpSetup {
             client: self.id,
             user: self.account.uid(),
@@ -558,11 +557,17 @@ impl Resources {
         }
     }
 
-    /// Allocates queue memory for a client and charges it.
+    /// Allocates `len` bytes of queue memory for a client, charges them, and makes the object in them, with
+    /// its number. The memory is freed again if `make` fails.
     ///
     /// # Errors
-    /// A limit would be exceeded, or the operating system has no memory.
-    pub fn alloc_queue(&mut self, id: ClientId, len: usize) -> Result<QueueMemory, Refusal> {
+    /// A limit would be exceeded, or the operating system has no memory; those of `make`.
+    pub fn alloc_queue<T>(
+        &mut self,
+        id: ClientId,
+        len: usize,
+        make: impl FnOnce(&mut Resources, &QueueMemory) -> Result<T, Refusal>,
+    ) -> Result<(QueueMemory, T), Refusal> {
         self.settle_account(id);
         let client = self.clients.get(&id).ok_or_else(no_client)?;
         let needed = client.queues.bytes_needed(len) as u64;
@@ -575,7 +580,14 @@ impl Resources {
         client.queues.set_pages(pages);
         let mem = client.queues.alloc(len);
         self.settle_account(id);
-        mem.map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))
+        let mem = mem.map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+        match make(self, &mem) {
+            Ok(made) => Ok((mem, made)),
+            Err(refusal) => {
+                self.client_mut(id)?.queues.free(mem);
+                Err(refusal)
+            }
+        }
     }
 
     /// Charges the connection that a queue pair is about to have to its client, and stores the
@@ -892,23 +904,13 @@ fn no_client() -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::heap::heap_of_one;
-    use crate::control::quotas::{HostCapacity, channel_amounts};
-
-    fn resources() -> Resources {
-        let host = HostCapacity {
-            memory: 1 << 30,
-            hugepages: 0,
-            descriptors: 1000,
-            workers: 1,
-            memory_keys: 1000,
-            nic_arenas: None,
-        };
-        let limits = LimitsConfig::default();
-        let quotas = QuotaLimits::new(&limits, &host, heap_of_one);
-        let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
-        Resources::new(quotas, limits, false, epoll)
-    }
+    use crate::control::completion_queues::create_cq;
+    use crate::control::context::Context;
+    use crate::control::context::tests::{new_client, resources};
+    use crate::control::memory::alloc_pd;
+    use crate::control::queue_pairs::create_qp;
+    use crate::control::quotas::channel_amounts;
+    use crate::control::shared_receive::create_srq;
 
     #[test]
     fn numbers_of_objects_that_exist_are_not_given_again_after_a_wrap() {
@@ -931,13 +933,7 @@ mod tests {
     #[test]
     fn a_client_gives_its_own_objects_different_numbers() {
         let mut all = resources();
-        let (conn, _other) = ControlSocket::new_pair().unwrap();
-        let account = all.ledger.open_account(1, false);
-        let nothing = [Quota::Clients, Quota::Descriptors, Quota::Memory].map(|quota| (quota, 0));
-        let charge = account.hold(nothing);
-        let peer = PeerCredentials::of(&conn).unwrap();
-        let id = all.next_client_id();
-        let mut client = Client::new(id, conn, peer, (account, charge), &LimitsConfig::default());
+        let (mut client, _other) = new_client(&mut all);
         client.next_id = u32::MAX;
         let (read, _write) = nix::unistd::pipe().unwrap();
         let channel = ClientChannel {
@@ -951,5 +947,65 @@ mod tests {
         // Client ids do not wrap at 32 bits.
         all.last_client = u64::from(u32::MAX);
         assert_eq!(all.next_client_id(), ClientId(1 << 32));
+    }
+
+    /// Queues of a region of their own, which is unmapped when they are freed.
+    #[test]
+    fn queues_without_a_number_give_their_memory_back() {
+        let mut context = Context::of_one_worker();
+        let (client, _other) = new_client(&mut context.resources);
+        let id = client.id;
+        context.resources.clients.insert(id, client);
+        alloc_pd(&mut context.resources, id, 0).unwrap();
+        let cq = m::CreateCq {
+            cqe: 64,
+            channel: 0,
+            cookie: 0,
+        };
+        create_cq(&mut context, id, 0, &cq).unwrap();
+        let held = mapped_bytes(&context, id);
+        let resources = &mut context.resources;
+        for pool in [&mut resources.cqs, &mut resources.srqs, &mut resources.qpns] {
+            pool.last = u32::MAX - 1;
+        }
+
+        let long_cq = m::CreateCq { cqe: 32_768, ..cq };
+        assert!(create_cq(&mut context, id, 0, &long_cq).is_err());
+        assert_eq!(mapped_bytes(&context, id), held, "completion queue");
+
+        let srq = m::CreateSrq {
+            pd: 1,
+            max_wr: 8192,
+            max_sge: 16,
+            limit: 0,
+            share: 0,
+            reserved: 0,
+        };
+        assert!(create_srq(&mut context, id, 0, &srq).is_err());
+        assert_eq!(mapped_bytes(&context, id), held, "shared receive queue");
+
+        let qp = m::CreateQp {
+            pd: 1,
+            send_cq: 1,
+            recv_cq: 1,
+            max_send_wr: 8192,
+            max_recv_wr: 8192,
+            max_send_sge: 16,
+            max_recv_sge: 16,
+            max_inline: 0,
+            sq_sig_all: 0,
+            srq: 0,
+            final_send: FinalSend::default(),
+        };
+        assert!(create_qp(&mut context.resources, id, 0, &qp).is_err());
+        assert_eq!(mapped_bytes(&context, id), held, "queue pair");
+
+        let client = &context.resources.clients[&id];
+        assert_eq!(client.cqs[&CqId(1)].qps, 0);
+        assert_eq!(client.pds[&PdId(1)].users, 0);
+    }
+
+    fn mapped_bytes(context: &Context, id: ClientId) -> usize {
+        context.resources.clients[&id].queues.mapped_bytes()
     }
 }

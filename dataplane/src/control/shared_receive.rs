@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use nix::libc;
+use siw_memory::queue_allocator::QueueMemory;
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
@@ -68,10 +69,10 @@ pub(super) fn create_srq(
     }
     let resources = &mut context.resources;
     let charge = resources.charge(id, [(Quota::SharedReceiveQueues, 1)])?;
-    let mem = resources.alloc_queue(id, geometry.len)?;
-    let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
-        .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
-    let number = SrqId(resources.srqs.allocate_number()?);
+    let (mem, (number, ring)) = resources.alloc_queue(id, geometry.len, |all, mem| {
+        let ring = new_ring(mem, geometry)?;
+        Ok((SrqId(all.srqs.allocate_number()?), ring))
+    })?;
     let client = resources.client_mut(id)?;
     if let Some(pd) = client.pds.get_mut(&PdId(request.pd)) {
         pd.users += 1;
@@ -180,10 +181,10 @@ pub(super) fn modify_srq(
                 ),
             ));
         }
-        let mem = context.resources.alloc_queue(id, resized.len)?;
-        let ring = SrqRing::new(mem.region.clone(), mem.offset, resized)
-            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
-        let client = context.resources.client_mut(id)?;
+        let resources = &mut context.resources;
+        let (mem, ring) =
+            resources.alloc_queue(id, resized.len, |_, mem| new_ring(mem, resized))?;
+        let client = resources.client_mut(id)?;
         let srq = client
             .srqs
             .get_mut(&SrqId(request.srq))
@@ -287,6 +288,10 @@ pub(super) fn free_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: S
 pub(super) fn srq_limit(resources: &mut Resources, client: ClientId, srq: SrqId) {
     let why = "fewer receive requests are posted than the limit";
     resources.post_async_event(client, AsyncEventKind::SrqLimitReached, srq.0, why);
+}
+
+fn new_ring(mem: &QueueMemory, geometry: SrqGeometry) -> Result<Arc<SrqRing>, Refusal> {
+    SrqRing::new(mem.region.clone(), mem.offset, geometry).map_err(Refusal::outside_memory)
 }
 
 fn check_limit(limit: u32, max_wr: u32) -> Result<(), Refusal> {

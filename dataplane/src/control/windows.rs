@@ -108,19 +108,13 @@ impl Memory {
         let pages = request.max_pages as usize;
         let page_heap = (pages * heap::FAST_PAGE) as u64;
         let charge = resources.charge(id, key_amounts(page_heap))?;
-        let list = resources.alloc_queue(id, pages * 8)?;
-        let made =
-            RegisteredMemory::new_fast(arena, pages, list.region.clone(), list.offset, request.pd)
-                .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))
-                .and_then(|mr| self.insert_key(mr));
+        let (list, stag) = resources.alloc_queue(id, pages * 8, |_, list| {
+            let memory = list.region.clone();
+            RegisteredMemory::new_fast(arena, pages, memory, list.offset, request.pd)
+                .map_err(Refusal::outside_memory)
+                .and_then(|region| self.insert_key(region))
+        })?;
         let client = resources.client_mut(id)?;
-        let stag = match made {
-            Ok(stag) => stag,
-            Err(error) => {
-                client.queues.free(list);
-                return Err(error);
-            }
-        };
         let (place, fd) = client.queues.give(&list);
         let reply = m::FastMrReply {
             lkey: stag.0,
