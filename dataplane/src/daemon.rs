@@ -23,12 +23,12 @@ use siw_shm::{SharedMemory, WorkerPage};
 
 use crate::capture::Capture;
 use crate::config::{Config, ConfigSource, DeviceConfig};
-use crate::control::captures::Captures;
-use crate::control::device_changes::{DeviceOpener, RunningDevice};
-use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
-use crate::control::reload::Configuration;
-use crate::control::runtime_changes::tell_lost_changes;
-use crate::control::socket::BoundSocket;
+use crate::control::client::peers::{SUBORDINATE_UIDS, SubordinateUsers};
+use crate::control::client::socket::BoundSocket;
+use crate::control::operator::captures::Captures;
+use crate::control::operator::device_changes::{DeviceOpener, RunningDevice};
+use crate::control::operator::reload::Configuration;
+use crate::control::operator::runtime_changes::tell_lost_changes;
 use crate::control::{Closer, ControlParts, ControlThread, MapArena, log_refused_calls};
 use crate::datapath::clock::TscClock;
 use crate::datapath::inbox::WorkerInbox;

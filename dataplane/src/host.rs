@@ -20,7 +20,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::IdlePolicy;
-use crate::control::quotas::HostCapacity;
+use crate::control::account::quotas::HostCapacity;
 use crate::log_limit::LogLimit;
 
 /// A host resource is missing; the text says which, and the command that provides it.

@@ -12,8 +12,8 @@ use dpdk::{DriverTraits, Eal, EalConfig, IovaMode, Mempool, PciDevice, XdpInterf
 
 use crate::capture::check_writable;
 use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting, LinkSource};
-use crate::control::operators::Operators;
-use crate::control::socket::BoundSocket;
+use crate::control::client::socket::BoundSocket;
+use crate::control::operator::operators::Operators;
 use crate::device;
 use crate::host::{self, HostClaim, HostError, LockUse};
 use crate::host_path;

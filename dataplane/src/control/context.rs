@@ -1,18 +1,18 @@
-//! What all parts of the control thread use.
+//! State that all parts of the control thread use.
 
 use std::time::SystemTime;
 
-use super::devices::Devices;
-use super::ends::ConnectionEnd;
-use super::helpers::{DisposalQueue, Helpers};
-use super::quotas::Quota;
 use super::resources::Resources;
-use super::turn_times::TurnTimes;
-use super::workers::WorkerSet;
+use crate::control::account::quotas::Quota;
+use crate::control::connection::ends::ConnectionEnd;
+use crate::control::device::devices::Devices;
+use crate::control::threads::helpers::{DisposalQueue, Helpers};
+use crate::control::threads::turn_times::TurnTimes;
+use crate::control::threads::workers::WorkerSet;
 use crate::ids::{ClientId, Qpn};
 
-/// The clients' objects, and the ways to workers, helpers and devices. Each part of the control
-/// thread has its own fields besides.
+/// The clients' objects, and the interfaces to workers, helpers and devices. Each part of the control
+/// thread has fields of its own in addition.
 pub(super) struct Context {
     pub resources: Resources,
     pub workers: WorkerSet,
@@ -89,11 +89,11 @@ pub(super) mod tests {
 
     use super::*;
     use crate::config::LimitsConfig;
-    use crate::control::closer::Closer;
-    use crate::control::heap::heap_of_one;
-    use crate::control::peers::PeerCredentials;
-    use crate::control::quotas::{HostCapacity, QuotaLimits};
+    use crate::control::account::heap::heap_of_one;
+    use crate::control::account::quotas::{HostCapacity, QuotaLimits};
+    use crate::control::client::peers::PeerCredentials;
     use crate::control::resources::Client;
+    use crate::control::threads::closer::Closer;
     use crate::datapath::inbox::WorkerInbox;
     use crate::worker::Mailbox;
 

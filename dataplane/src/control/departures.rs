@@ -8,20 +8,20 @@ use std::vec;
 
 use siw_memory::{KeyTable, Retired, Stag};
 
-use super::connections::Connections;
-use super::context::Context;
-use super::deferred::Then;
-use super::helpers::{DisposalQueue, LONG_MEMORY};
-use super::memory::Memory;
-use super::outbox::Outbox;
-use super::peers::has_descriptors_waiting;
-use super::quotas::{Charge, Charged, Quota};
-use super::regions::MemoryRegion;
-use super::reports::HelperReport;
-use super::resources::{
+use super::client::outbox::Outbox;
+use super::client::peers::has_descriptors_waiting;
+use crate::control::account::quotas::{Charge, Charged, Quota};
+use crate::control::connection::connections::Connections;
+use crate::control::context::Context;
+use crate::control::memory::Memory;
+use crate::control::memory::regions::MemoryRegion;
+use crate::control::request::deferred::Then;
+use crate::control::resources::{
     Client, ClientQp, ClientSrq, CompletionQueue, MemoryWindow, ProtectionDomain,
 };
-use super::turn_times::TurnBudget;
+use crate::control::threads::helpers::{DisposalQueue, LONG_MEMORY};
+use crate::control::threads::reports::HelperReport;
+use crate::control::threads::turn_times::TurnBudget;
 use crate::ids::{
     ClientId, CmChannelId, CmListenerId, CommandToken, ConnectRequestId, CqId, PdId, Qpn, SrqId,
 };
@@ -53,11 +53,11 @@ pub(super) struct DepartingClient {
     pub why: String,
     /// Its entries in tables of all clients that are not removed yet.
     pub entries: DepartingEntries,
-    /// It waits for a worker or a helper, whose report brings it back to [`Departures::ready`].
+    /// The client waits for a worker or a helper, whose report brings it back to [`Departures::ready`].
     pub is_parked: bool,
 }
 
-/// What a departed client needs next.
+/// Next step of the removal of a client.
 enum Next {
     /// The removal of entries.
     Removal,
@@ -372,7 +372,7 @@ impl Departures {
         }
     }
 
-    /// Makes clients ready whose last key no worker uses any more.
+    /// Makes clients ready whose last key is unused by all workers.
     fn check_grace_periods(&mut self, keys: &KeyTable) {
         for _ in 0..CHECKED_AT_ONCE {
             let Some(id) = self.awaiting_keys.front() else {

@@ -7,8 +7,27 @@
 //!     |      Acceptor, Memory, Connections, Departures, Statistics,     Event (bounded queue)
 //!     |      LinkMonitor; functions for PDs, queue pairs and queues            |
 //!     |                             |                                          |
-//!  outbox.rs <---- Context: Resources (the tree), WorkerSet -- Command --> workers
+//!  client/outbox.rs <- Context: Resources (the tree), WorkerSet -- Command --> workers
 //! ```
+//! Folders, by object:
+//!
+//! | folder | contents |
+//! |---|---|
+//! | `account/` | quotas, charges, and the heap of each object |
+//! | `request/` | deferred requests, replies and refusals |
+//! | `threads/` | workers and helper threads as this thread sees them; the times of its turns |
+//! | `memory/` | protection domains, arenas, regions, windows |
+//! | `queues/` | completion queues, queue pairs, shared receive queues |
+//! | `client/` | arrival, credentials and events of clients |
+//! | `device/` | devices, links, routes of the kernel |
+//! | `connection/` | listeners, connects, pairing, ended connections |
+//! | `operator/` | lists, statistics, captures, actions, configuration, devices at run time |
+//!
+//! Files without `Context` (such as `client/peers.rs`, `memory/regions.rs`, `connection/ends.rs`) describe one
+//! kind of object. `Resources` holds the objects of all kinds, and `Context` holds `Resources`. Files with
+//! `Context` handle requests and reports; they call handlers of their own folder and of those above it in the
+//! table. `departures.rs`, `resume.rs` and this file call handlers of all folders.
+//!
 //! The thread sleeps in epoll; nothing here is on a fast path. Each part has its own fields and gets
 //! the `Context` that all of them use. A request handler returns `Served::Replied` after it sent the
 //! reply, `Served::Deferred` if a worker must answer first (the request is kept in the client's
@@ -16,55 +35,19 @@
 //! Whatever answers a deferred request, or finds that a client must be closed, notes that in
 //! `Resources::answered` and `Resources::faulty`; the loop acts on it at the end of the event.
 
-mod arena_files;
-pub mod captures;
-mod clients;
-mod closer;
-mod cm;
-mod completion_queues;
-mod connections;
+pub mod account;
+pub mod client;
+mod connection;
 mod context;
-mod counter_files;
-mod deferred;
 mod departures;
-pub mod device_changes;
-mod devices;
-mod ends;
-mod extents;
-mod flight_recorder;
-pub mod heap;
-mod held_memory;
-mod helpers;
-mod host_routes;
-mod links;
-mod listening;
-mod lists;
-mod loaded_configuration;
+mod device;
 mod memory;
-mod operate;
-mod operator_addresses;
-mod operator_routes;
-pub mod operators;
-mod outbox;
-mod pair_schedule;
-mod pairing;
-pub mod peers;
-mod queue_pairs;
-pub mod quotas;
-mod refusal;
-mod regions;
-pub mod reload;
-mod replies;
-mod reports;
+pub mod operator;
+mod queues;
+mod request;
 mod resources;
-pub mod runtime_changes;
-mod shared_receive;
-pub mod socket;
-mod statistics;
-mod turn_times;
-mod watchdog;
-mod windows;
-mod workers;
+mod resume;
+mod threads;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -80,40 +63,46 @@ use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{AsyncEventKind, CmEventKind, CmEventMessage, RecvError, Request, codec};
 use siw_shm::{WorkerPage, fault_guard};
 
-use self::captures::Captures;
-use self::clients::{Acceptor, TOKEN_LISTENER};
-pub use self::closer::Closer;
-use self::connections::Connections;
+use self::account::heap::FreeHeap;
+use self::client::acceptor::{Acceptor, TOKEN_LISTENER};
+use self::client::cm_events;
+use self::client::outbox::TOKEN_OUTBOX;
+use self::client::peers::SubordinateUsers;
+use self::client::socket::BoundSocket;
+use self::connection::connections::Connections;
+use self::connection::{connections, pairing};
 use self::context::Context;
-use self::counter_files::CounterFiles;
-use self::deferred::{DeferredRequest, Report, Then};
 use self::departures::{Departures, leave_slow_socket};
-use self::device_changes::{
+use self::device::devices::Devices;
+use self::device::host_routes::RouteFollower;
+use self::device::links::{LinkMonitor, Removal};
+use self::memory::Memory;
+use self::memory::extents;
+use self::memory::extents::Received;
+use self::operator::captures::Captures;
+use self::operator::counter_files::CounterFiles;
+use self::operator::device_changes;
+use self::operator::device_changes::{
     ChangedParts, DeviceChanges, DeviceOpener, RunningDevice, StartedDevices,
 };
-use self::devices::Devices;
-use self::extents::Received;
-use self::heap::FreeHeap;
-pub use self::helpers::MapArena;
-use self::helpers::{DisposalQueue, Helpers};
-use self::host_routes::RouteFollower;
-use self::links::{LinkMonitor, Removal};
-use self::loaded_configuration::LoadedConfiguration;
-use self::memory::Memory;
-use self::operators::Operators;
-use self::outbox::TOKEN_OUTBOX;
-use self::peers::SubordinateUsers;
-use self::refusal::Refusal;
-use self::reload::Configuration;
-use self::replies::{Outcome, RequestState, Served};
-use self::reports::{HelperReport, LinkReport};
+use self::operator::loaded_configuration::LoadedConfiguration;
+use self::operator::operators::Operators;
+use self::operator::reload::Configuration;
+use self::operator::runtime_changes::RuntimeChanges;
+use self::operator::statistics::Statistics;
+use self::operator::{flight_recorder, lists, operate, reload, routes, statistics};
+use self::queues::{completion_queues, queue_pairs, shared_receive};
+use self::request::deferred::{DeferredRequest, Report, Then};
+use self::request::refusal::Refusal;
+use self::request::replies::{Outcome, RequestState, Served};
 use self::resources::Resources;
-use self::runtime_changes::RuntimeChanges;
-use self::socket::BoundSocket;
-use self::statistics::Statistics;
-use self::turn_times::{TurnBudget, TurnTimes};
-use self::watchdog::Watchdog;
-use self::workers::{COMMANDS_IN_FLIGHT, WorkerSet};
+pub use self::threads::closer::Closer;
+pub use self::threads::helpers::MapArena;
+use self::threads::helpers::{DisposalQueue, Helpers};
+use self::threads::reports::{HelperReport, LinkReport};
+use self::threads::turn_times::{TurnBudget, TurnTimes};
+use self::threads::watchdog::Watchdog;
+use self::threads::workers::{COMMANDS_IN_FLIGHT, WorkerSet};
 use crate::device_view::DeviceView;
 use crate::ids::{
     ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
@@ -288,7 +277,7 @@ impl ControlThread {
         self.routes
             .load_host_routes(&mut self.context.devices, &mut self.context.workers);
         for device in 0..self.context.devices.views.len() {
-            operator_routes::post_permanent_neighbours(&mut self.context, device);
+            routes::post_permanent_neighbours(&mut self.context, device);
         }
         while self.context.workers.is_running() {
             let timeout = self.sleep_limit();
@@ -907,7 +896,7 @@ impl ControlThread {
                 event.ird = peer_ord.map_or(0, u32::from);
                 event.local = local.into();
                 event.peer = remote.into();
-                event.private_data = cm::to_private_data(&private_data);
+                event.private_data = cm_events::to_private_data(&private_data);
                 self.connections
                     .on_connect_request(context, worker, request, listener, event);
             }
@@ -943,7 +932,7 @@ impl ControlThread {
                     negotiated.ord
                 );
                 resources.record_event(qpn, "established", Some(&detail));
-                cm::on_established(resources, qpn, &negotiated, &private_data, ends);
+                cm_events::on_established(resources, qpn, &negotiated, &private_data, ends);
                 self.captures.on_established(context, qpn, ends);
             }
             Event::ConnectFailed {
@@ -967,12 +956,12 @@ impl ControlThread {
                 last,
             } => {
                 context.resources.record_connection(qpn, last);
-                let reason = failure.map(|reason| cm::describe_disconnect(&reason).1);
+                let reason = failure.map(|reason| cm_events::describe_disconnect(&reason).1);
                 context.record_end(qpn, true, reason.as_deref());
-                cm::on_disconnected(&mut context.resources, qpn, failure, has_unpolled);
+                cm_events::on_disconnected(&mut context.resources, qpn, failure, has_unpolled);
             }
             Event::CompletionsPolled { qpn } => {
-                cm::on_completions_polled(&mut context.resources, qpn)
+                cm_events::on_completions_polled(&mut context.resources, qpn)
             }
             Event::QpDestroyed { qpn, windows } => {
                 // The number will be reused: no window may stay bound to its next owner.
@@ -1188,7 +1177,7 @@ impl ControlThread {
             .update(&self.context, &self.configuration, &self.routes);
     }
 
-    /// Answers deregistrations and frees departed clients that no worker can touch any more.
+    /// Answers deregistrations and frees departed clients that no worker can access.
     fn reclaim_objects(&mut self) {
         let budget = TurnBudget::new();
         let waits = self.memory.reclaim_keys(&budget);

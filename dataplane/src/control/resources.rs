@@ -24,18 +24,18 @@ use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 use siw_shm::work_queue::state_offset;
 use siw_shm::{Access, LowWaterMark, QpGeometry, RqConsumer, SqConsumer, SrqGeometry, SrqRing};
 
-use super::arena_files::ArenaFiles;
-use super::deferred::DeferredRequest;
-use super::ends::ConnectionEnds;
-use super::flight_recorder::{FlightRecorder, NewEvent, Owner};
-use super::held_memory::HeldMemory;
-use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
-use super::pair_schedule::{PairAttempt, PairSchedule};
-use super::peers::PeerCredentials;
-use super::quotas::{Account, Charge, Charged, Ledger, Quota, QuotaLimits};
-use super::refusal::Refusal;
-use super::regions::{ClientArena, ClientProcess, MemoryRegion, RegisteredSums};
 use crate::config::LimitsConfig;
+use crate::control::account::quotas::{Account, Charge, Charged, Ledger, Quota, QuotaLimits};
+use crate::control::client::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
+use crate::control::client::peers::PeerCredentials;
+use crate::control::connection::ends::ConnectionEnds;
+use crate::control::connection::pair_schedule::{PairAttempt, PairSchedule};
+use crate::control::memory::arena_files::ArenaFiles;
+use crate::control::memory::held_memory::HeldMemory;
+use crate::control::memory::regions::{ClientArena, ClientProcess, MemoryRegion, RegisteredSums};
+use crate::control::operator::flight_recorder::{FlightRecorder, NewEvent, Owner};
+use crate::control::request::deferred::DeferredRequest;
+use crate::control::request::refusal::Refusal;
 use crate::host_ports::PortClaim;
 use crate::ids::{
     ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, ResolutionId, SrqId,
@@ -904,13 +904,13 @@ fn no_client() -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::completion_queues::create_cq;
+    use crate::control::account::quotas::channel_amounts;
     use crate::control::context::Context;
     use crate::control::context::tests::{new_client, resources};
     use crate::control::memory::alloc_pd;
-    use crate::control::queue_pairs::create_qp;
-    use crate::control::quotas::channel_amounts;
-    use crate::control::shared_receive::create_srq;
+    use crate::control::queues::completion_queues::create_cq;
+    use crate::control::queues::queue_pairs::create_qp;
+    use crate::control::queues::shared_receive::create_srq;
 
     #[test]
     fn numbers_of_objects_that_exist_are_not_given_again_after_a_wrap() {

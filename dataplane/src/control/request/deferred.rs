@@ -1,0 +1,155 @@
+//! Deferred requests, whose reply waits for reports of workers or helpers.
+//!
+//! ```text
+//! handler -- Served::Deferred --> Client::waiting <-- report with its token -- worker, helper
+//!    ^                                 |
+//!    |                                 | no report is missing
+//!    '-- resume.rs ---------------------+--> reply, or deferred again
+//! ```
+
+use std::sync::Arc;
+
+use siw_memory::{KeyTable, Retired, Stag};
+use siw_shm::control::messages::ModifySrq;
+use siw_shm::{CqGeometry, SharedMemory};
+
+use super::refusal::Refusal;
+use crate::control::account::quotas::Charge;
+use crate::control::memory::regions::ArenaOrigin;
+use crate::control::resources::Resources;
+use crate::control::threads::reports::MadeArena;
+use crate::ids::{CommandToken, CqId, Qpn, SrqId};
+use crate::worker::messages::{ConnectionSnapshot, QpInfo};
+
+/// A request without a reply so far: its kind, the sequence number of its reply, and what it waits for.
+pub(in crate::control) struct DeferredRequest {
+    pub kind: u16,
+    pub seq: u32,
+    pub what: Deferred,
+}
+
+/// Reports that a request waits for, and its next step.
+pub(in crate::control) struct Deferred {
+    /// Token of the reports that it waits for.
+    pub token: CommandToken,
+    /// Number of missing reports.
+    pub left: usize,
+    pub then: Then,
+}
+
+/// Next step of a request when no report is missing.
+pub(in crate::control) enum Then {
+    /// The memory of the completion queue is freed.
+    FreeCq(CqId),
+    /// The workers write to the new rings of the completion queue.
+    ResizeCq { cq: CqId, geometry: CqGeometry },
+    /// The memory of the shared receive queue is freed.
+    FreeSrq(SrqId),
+    /// The workers have left the rings without requests: the shared receive queue is resized.
+    ResizeSrq(ModifySrq),
+    /// No reply: the commands of earlier requests are executed.
+    ReadOn,
+    /// The worker has described the queue pair, for MODIFY_QP or QUERY_QP.
+    ReplyQpState { qpn: Qpn, modify: bool },
+    /// The worker has released the queue pair, which is reset.
+    ResetQp(Qpn),
+    /// The worker has released the queue pair, which is freed.
+    FreeQp(Qpn),
+    /// No worker can use the memory key.
+    EndKey(EndedKey),
+    /// The memory of the arena is made or mapped.
+    AddArena {
+        charge: Charge<4>,
+        origin: ArenaOrigin,
+    },
+    /// The arena is freed.
+    ReplyArenaFreed,
+    /// A worker has described its connections.
+    ReplyConnections,
+    /// All workers have reported their counters.
+    WriteStatistics,
+    /// The statistics are written.
+    ReplyStatistics,
+    /// An operator's action has ended.
+    ReplyAction,
+}
+
+/// A memory key that its request has ended, or whose access rights it has changed.
+pub(in crate::control) struct EndedKey {
+    /// Grace period after which no worker can use the old key.
+    pub ticket: Retired,
+    /// Workers whose ports do not release frames of the memory in time.
+    pub late: Vec<usize>,
+    /// The memory that the frames refer to.
+    pub regions: Vec<Arc<SharedMemory>>,
+    pub reply: KeyReply,
+}
+
+/// Reply after the last use of a key.
+pub(in crate::control) enum KeyReply {
+    Dereg {
+        lkey: Stag,
+    },
+    /// The reply carries the new key.
+    Rereg {
+        lkey: Stag,
+    },
+    /// With the charge of the window.
+    DeallocMw(Charge<2>),
+}
+
+/// A report to a deferred request.
+pub(in crate::control) enum Report {
+    /// The command or order is executed.
+    Done,
+    QpState(Box<QpInfo>),
+    Connections {
+        worker: usize,
+        connections: Vec<ConnectionSnapshot>,
+        /// The worker's slot at which the next page begins.
+        next: Option<u32>,
+    },
+    Arena(Result<MadeArena, Refusal>),
+    Statistics(String),
+    /// Outcome of an operator's action, as text.
+    Action(Result<String, Refusal>),
+}
+
+impl Deferred {
+    /// Waits for one report, which carries this token.
+    pub fn new(token: CommandToken, then: Then) -> Deferred {
+        let left = 1;
+        Deferred { token, left, then }
+    }
+
+    /// Returns true if nothing is missing. For a key, its grace period must have ended, too, but ports
+    /// whose driver takes too long to release frames are not waited for.
+    pub fn is_ready(&self, keys: &KeyTable) -> bool {
+        match &self.then {
+            Then::EndKey(key) => self.left == key.late.len() && keys.is_reclaimed(key.ticket),
+            _ => self.left == 0,
+        }
+    }
+
+    /// Returns true if it waits for the worker's release of this queue pair.
+    pub fn awaits_release(&self, qpn: Qpn) -> bool {
+        matches!(self.then, Then::ResetQp(of) | Then::FreeQp(of) if of == qpn)
+    }
+
+    /// Returns true if a helper makes or frees memory for it.
+    pub fn awaits_helper(&self) -> bool {
+        matches!(self.then, Then::AddArena { .. } | Then::ReplyArenaFreed)
+    }
+}
+
+impl Resources {
+    /// The deferred request that waits for reports with this token.
+    pub(in crate::control) fn deferred_mut(
+        &mut self,
+        token: CommandToken,
+    ) -> Option<&mut Deferred> {
+        let client = self.clients.get_mut(&token.client?)?;
+        let what = &mut client.waiting.as_mut()?.what;
+        (what.token == token).then_some(what)
+    }
+}
