@@ -17,7 +17,12 @@ use std::path::Path;
 
 use proc_macro2::{TokenStream, TokenTree};
 
-use crate::counts::Place;
+/// A finding: its file, its line (from 1), and what is wrong.
+pub struct Place {
+    pub path: String,
+    pub line: usize,
+    pub name: String,
+}
 
 /// Documents whose names are not checked: the history names code that no longer exists, and a test
 /// of `iwarp` compares the list of numbered tests with the code.
