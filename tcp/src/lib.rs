@@ -146,7 +146,7 @@ mod flow;
 mod ip;
 mod link;
 mod loss;
-mod pmtu;
+mod path_mtu;
 mod queues;
 #[cfg(test)]
 mod smoltcp_properties;

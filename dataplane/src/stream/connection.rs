@@ -32,8 +32,6 @@ pub(super) struct StreamConnection {
     /// A wrong byte was found.
     is_bad: bool,
     peer_fin: bool,
-    /// TCP requested a longer record as an MTU probe.
-    wants_probe: bool,
     /// Our FIN is queued.
     pub is_closing: bool,
     pub is_aborted: bool,
@@ -80,7 +78,6 @@ impl StreamConnection {
             checked: 0,
             is_bad: false,
             peer_fin: false,
-            wants_probe: false,
             is_closing: false,
             is_aborted: false,
         }
@@ -89,7 +86,6 @@ impl StreamConnection {
     /// Records TCP's events; [`Self::process_data`] acts on them.
     pub(super) fn note_events(&mut self, events: Events) {
         self.peer_fin |= events.contains(Events::PEER_FIN);
-        self.wants_probe |= events.contains(Events::MTU_PROBE);
     }
 
     /// Stops sending the pattern, because the time is over.
@@ -156,12 +152,12 @@ impl StreamConnection {
     /// window then stops the peer. Returns true if more can be echoed at once.
     fn echo_received(&mut self, context: &mut StreamContext<'_>) -> bool {
         let emss = context.stack.effective_mss(self.conn);
-        let (mut size, mut room) = self.record_size_and_room(context, emss);
+        let mut room = context.stack.send_room(self.conn);
         for _ in 0..RECORDS_PER_BATCH {
             let Some(rx_queue) = context.stack.receive_queue(self.conn) else {
                 return false;
             };
-            let len = rx_queue.len_bytes().min(size);
+            let len = rx_queue.len_bytes().min(emss);
             if len == 0 || len > room {
                 return false;
             }
@@ -179,21 +175,8 @@ impl StreamConnection {
                 return false;
             }
             room -= len;
-            size = emss;
         }
         true
-    }
-
-    /// Length of the next record, and the room for it and its successors. A record that probes the
-    /// path MTU (RFC 8899) is longer than the others and may wait for the window.
-    fn record_size_and_room(&mut self, context: &StreamContext<'_>, emss: usize) -> (usize, usize) {
-        let room = context.stack.send_room(self.conn);
-        let wants_probe = core::mem::take(&mut self.wants_probe);
-        let probe = wants_probe.then(|| context.stack.mtu_probe_len(self.conn));
-        match probe.flatten() {
-            Some(len) => (len, room.max(len)),
-            None => (emss, room),
-        }
     }
 
     /// Queues whole segments of the pattern, up to the windows. Returns true if there are more.
@@ -202,10 +185,10 @@ impl StreamConnection {
             return false;
         }
         let emss = context.stack.effective_mss(self.conn);
-        let (mut size, mut room) = self.record_size_and_room(context, emss);
+        let mut room = context.stack.send_room(self.conn);
         for _ in 0..RECORDS_PER_BATCH {
             let left = self.to_send.map_or(u64::MAX, |bytes| bytes - self.sent);
-            let len = left.min(size as u64);
+            let len = left.min(emss as u64);
             if len == 0 || len > room as u64 {
                 return false;
             }
@@ -222,7 +205,6 @@ impl StreamConnection {
             }
             self.sent += len;
             room -= len as usize;
-            size = emss;
         }
         true
     }

@@ -340,9 +340,6 @@ impl Connections {
                 queue_pair.protocol.set_emss(emss as u32);
             }
         }
-        if events.contains(Events::MTU_PROBE) {
-            self.queue_mtu_probe(port, conn, slot);
-        }
         if events.contains(Events::PEER_FIN) {
             let rx_queue = self.ports[port].stack.receive_queue(conn);
             let left = rx_queue.map_or(0, |rx_queue| rx_queue.len_bytes());

@@ -176,34 +176,6 @@ impl Connections {
         port.poll_stack(now, run_timers, &mut self.cache, writer, wall_time)
     }
 
-    /// Queues an FPDU longer than a segment, with which TCP probes the path MTU (RFC 8899), if the
-    /// next FPDU can be that long. It waits in TCP's queue for the window.
-    #[cold]
-    pub(super) fn queue_mtu_probe(&mut self, port: usize, conn: ConnId, slot: QpSlot) {
-        let stack = &mut self.ports[port].stack;
-        let Some(len) = stack.mtu_probe_len(conn) else {
-            return;
-        };
-        let emss = stack.effective_mss(conn) as u32;
-        let next = self.with_queue_pair(slot, |protocol, view| {
-            protocol.set_emss(len as u32);
-            let next = protocol.next_record(view, len);
-            protocol.set_emss(emss);
-            (next, protocol.take_ended_message())
-        });
-        if let Some((Some(fpdu), ended)) = next {
-            if let Some(len) = ended {
-                self.messages.add(len.into(), 1);
-            }
-            let push = fpdu.record.is_last;
-            let record = TxRecord::Fpdus(fpdu.record.into());
-            let stack = &mut self.ports[port].stack;
-            // As in `queue_stream_bytes`: fails only on a connection that has ended.
-            let _ = stack.push_record(conn, fpdu.wire_len, record, push);
-        }
-        self.mark_ready(slot);
-    }
-
     /// Takes back the memory of messages whose buffers ports have released, and completes those that
     /// waited for it, as on a ring pair. The thread that frees the last buffer of a message notes its
     /// release, so messages that go on waiting cost nothing. A worker that would sleep looks at least

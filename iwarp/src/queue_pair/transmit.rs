@@ -136,11 +136,6 @@ impl QueuePair {
         }
     }
 
-    /// Returns the length of the message that the last [`next_record`](Self::next_record) ended.
-    pub fn take_ended_message(&mut self) -> Option<u32> {
-        self.transmitter.take_ended()
-    }
-
     /// Returns and clears the yield flag: the last [`next_record`](Self::next_record) returned `None`
     /// because the budget of one turn was used up. Call it again after other queue pairs had their
     /// turn.

@@ -273,11 +273,10 @@ impl Host {
         if count == 0 && !data.is_empty() {
             return Err(Errno::EAGAIN);
         }
-        // Records as long as a segment; the first may be longer, to probe the path MTU.
-        let mut record_len = stack.mtu_probe_len(id).unwrap_or(info.effective_mss);
+        // Records as long as a segment.
         let mut left = &data[..count];
         while !left.is_empty() {
-            let (record, rest) = left.split_at(left.len().min(record_len));
+            let (record, rest) = left.split_at(left.len().min(info.effective_mss));
             stack
                 .push_record(
                     id,
@@ -286,7 +285,7 @@ impl Host {
                     push && rest.is_empty(),
                 )
                 .map_err(|_| Errno::EPIPE)?;
-            (left, record_len) = (rest, info.effective_mss);
+            left = rest;
         }
         self.run_stack();
         Ok(count)

@@ -42,11 +42,8 @@ impl Events {
     /// Segments beyond a hole arrived and were kept: `Stack::for_each_out_of_order` visits them.
     /// Only with [`crate::StackConfig::show_out_of_order`].
     pub const OUT_OF_ORDER: Events = Events(1 << 12);
-    /// One record longer than `emss` is requested, as a probe of the path MTU: see
-    /// [`crate::Stack::mtu_probe_len`]. Ignoring the event only stops the search.
-    pub const MTU_PROBE: Events = Events(1 << 13);
 
-    const NAMES: [&'static str; 14] = [
+    const NAMES: [&'static str; 13] = [
         "CONNECTED",
         "ACCEPTED",
         "READABLE",
@@ -60,7 +57,6 @@ impl Events {
         "CLOSED",
         "MSS_CHANGED",
         "OUT_OF_ORDER",
-        "MTU_PROBE",
     ];
 
     /// Returns whether all of `other` are set.

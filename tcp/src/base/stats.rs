@@ -319,10 +319,6 @@ counters! {
     /// Path MTUs reduced because full segments vanished without an ICMP error (RFC 8899 section
     /// 4.3).
     black_holes = "SiwBlackHoles",
-    /// MTU probes that were acknowledged (RFC 8899).
-    mtu_probes_passed = "TcpExtTCPMTUPSuccess",
-    /// MTU probes that alone were lost or that were not answered (RFC 8899).
-    mtu_probes_lost = "TcpExtTCPMTUPFail",
     /// Neighbours that did not answer.
     neighbour_failures = "ArpFailures",
     /// Lookups that found the neighbour table full.

@@ -188,7 +188,6 @@ impl<R> Sender<R> {
         self.start_recovery(tcb);
         cx.shared.stats.dup_acks_in += u64::from(dup);
         self.undo_needless_reduction(tcb, path, cx, seg, new);
-        let flow = (cx.id, path.remote());
         let Some(recovery) = &mut self.recovery else {
             return;
         };
@@ -238,11 +237,8 @@ impl<R> Sender<R> {
             cx.shared.stats.lost_retransmit += again;
             due = at;
         }
-        let fresh = recovery.lost - before;
+        let mut fresh = recovery.lost - before;
         let finds_loss = fresh > 0;
-        let mut fresh =
-            cx.shared
-                .without_probe(flow, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
         if tcb.phase != RecoveryPhase::Open {
             fresh = recovery.lost;
         }
@@ -396,14 +392,8 @@ impl<R> Sender<R> {
 
     /// Handles the reordering timer (RFC 8985 section 6.2 step 5): the segments that RACK waited
     /// for are lost.
-    pub(crate) fn reordering_timeout(
-        &mut self,
-        tcb: &mut Tcb,
-        path: &PathState,
-        cx: &mut TcpContext<'_>,
-    ) {
+    pub(crate) fn reordering_timeout(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
         self.split_multi_segments(tcb);
-        let flow = (cx.id, path.remote());
         let Some(recovery) = &mut self.recovery else {
             return;
         };
@@ -412,9 +402,6 @@ impl<R> Sender<R> {
         cx.shared.stats.lost_retransmit += again;
         let fresh = recovery.lost - before;
         let finds_loss = fresh > 0;
-        let fresh =
-            cx.shared
-                .without_probe(flow, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
         let ack = RecoveryAck {
             delivered: 0,
             advanced: false,

@@ -24,7 +24,7 @@ use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
 use crate::link::control_queue::ControlQueue;
 use crate::link::neighbours::Neighbours;
 use crate::link::tso_watch::TsoWatch;
-use crate::pmtu::search::Paths;
+use crate::path_mtu::Paths;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::rtt::RtoLimits;

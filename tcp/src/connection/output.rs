@@ -9,10 +9,7 @@ use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::connection::sender::Sender;
-use crate::pmtu::probe::ProbeStep;
-use crate::queues::send_queue::{
-    self, InFlightSegment, MTU_PROBE, RETX, SUPER_SEGMENT, SegmentPlan,
-};
+use crate::queues::send_queue::{self, InFlightSegment, RETX, SUPER_SEGMENT, SegmentPlan};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -222,17 +219,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Ok(());
         };
         let mut result = Ok(());
-        let emss = u32::from(self.tcb.emss);
         while let Some(index) = recovery.next_lost(&self.sender.send_queue) {
             let segment = self.sender.send_queue.sent[index];
-            if segment.is_probe(emss) {
-                // Nothing reported the loss of this MTU probe to the search, which another
-                // connection now continues; its data is retransmitted in segments that fit the
-                // path.
-                self.sender.send_queue.resegment_to(emss);
-                recovery.recount_lost(&mut self.tcb, &self.sender.send_queue);
-                continue;
-            }
             if self.tcb.pipe > 0 && self.tcb.pipe + segment.len > self.tcb.window.cwnd() {
                 break;
             }
@@ -272,29 +260,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.flight() == 0 && self.tcb.unsent > 0 {
             self.sender.validate_window(&mut self.tcb, cx);
         }
-        // An MTU search (RFC 8899) may send a probe between two segments.
-        let mut searching = self.tcb.has(ConnectionFlags::SEARCH_DUE);
-        let mut emss = u32::from(self.tcb.emss);
+        let emss = u32::from(self.tcb.emss);
         let mut sent = 0;
         let mut result = Ok(());
         let credit = self.sender.pacing_credit(&mut self.tcb, cx);
         while self.tcb.unsent > 0 && sent < credit {
-            if searching {
-                match self.probe_path(cx, sink) {
-                    Ok(ProbeStep::Send(plan)) => sent += plan.len,
-                    Ok(ProbeStep::Hold) => break,
-                    Ok(ProbeStep::Asked) => {}
-                    Ok(ProbeStep::Later) => searching = false,
-                    Err(error) => {
-                        result = Err(error);
-                        break;
-                    }
-                }
-                emss = u32::from(self.tcb.emss);
-                if self.tcb.unsent == 0 {
-                    break;
-                }
-            }
             let Some((plan, usable)) = self.sender.plan_new_segment(&mut self.tcb, cx, emss) else {
                 break;
             };
@@ -302,7 +272,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
             if size + MAX_PADDING >= emss
                 && size <= usable
                 && !self.tcb.has(ConnectionFlags::SEND_CWR)
-                && !searching
             {
                 let most = if credit == u32::MAX {
                     usable
@@ -363,29 +332,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .on_new_data_sent(&mut self.tcb, cx, sent, credit != u32::MAX);
         }
         result
-    }
-
-    /// Sends a segment that probes the MTU of a narrow path (RFC 8899), if one is due.
-    #[cold]
-    fn probe_path(
-        &mut self,
-        cx: &mut TcpContext<'_>,
-        sink: &mut impl FrameSink<R>,
-    ) -> Result<ProbeStep, SinkFull> {
-        let step = self.path.next_probe(&mut self.tcb, &self.sender, cx);
-        if let ProbeStep::Send(plan) = &step {
-            let queue = &self.sender.send_queue;
-            let mut segment = queue.make_segment(plan, self.tcb.snd_nxt, false, cx.now.0);
-            segment.flags |= MTU_PROBE;
-            self.emit_new_segment(cx, &segment, sink)?;
-            self.sender.send_queue.commit_plan(plan);
-            let tcb = &mut self.tcb;
-            tcb.pipe += plan.len;
-            tcb.unsent -= plan.len;
-            tcb.forbid_splitting();
-            self.path.on_probe_sent(tcb, cx, &segment);
-        }
-        Ok(step)
     }
 
     /// Handles the probe timeout (RFC 8985 section 7.3): sends a new segment regardless of the

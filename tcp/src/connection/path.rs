@@ -1,6 +1,5 @@
 //! The path to a connection's peer: the headers of the frames, their link-layer destination (ARP,
-//! RFC 826; NDP, RFC 4861), and the part in the MTU search of a narrow path
-//! ([`crate::pmtu::probe`]).
+//! RFC 826; NDP, RFC 4861), and the end of a narrow path's MTU ([`crate::path_mtu`]).
 
 use core::net::IpAddr;
 
@@ -29,9 +28,9 @@ pub(crate) struct PathState {
     pub neighbour_generation: u32,
     /// Offset of the timestamp clock (RFC 7323 section 5.4).
     pub timestamp_offset: u32,
-    /// The tick (2^20 ns) at which the connection next takes part in the MTU search of a narrow
-    /// path; its timer needs only these 32 bits. Once it may, `SEARCH_DUE` is set.
-    pub search_at: u32,
+    /// The tick (2^20 ns) at which the connection on a narrow path sends segments of the agreed size
+    /// again; its timer needs only these 32 bits.
+    pub widen_at: u32,
 }
 
 impl PathState {
@@ -41,7 +40,7 @@ impl PathState {
             template: Template::new(config.mac, [0; 6], config.vlan, key),
             neighbour_generation: 0,
             timestamp_offset: 0,
-            search_at: 0,
+            widen_at: 0,
         }
     }
 

@@ -9,8 +9,7 @@ use crate::base::time::{Instant, to_long_ticks};
 use crate::config::StackConfig;
 use crate::connection::Connection;
 use crate::connection::context::SharedState;
-use crate::pmtu::search::RAISE_TICKS;
-use crate::tcb::flags::ConnectionFlags;
+use crate::path_mtu::RAISE_TICKS;
 use crate::tcb::timer::Timer;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, RST, SYN, Segment};
@@ -84,7 +83,7 @@ fn the_retransmission_timer_of_a_syn_is_doubled() {
 
 /// The clock of ticks wraps after 52 days; a connection may be silent for longer.
 #[test]
-fn a_connection_takes_part_in_the_mtu_search_again() {
+fn a_narrow_path_is_tried_again_with_the_agreed_size_after_ten_minutes() {
     let (mut shared, mut conn) = opening();
     let segment = answer(&conn, SYN | ACK);
     conn.process_segment(
@@ -92,25 +91,21 @@ fn a_connection_takes_part_in_the_mtu_search_again() {
         &segment,
         VecBuf::default(),
     );
-    conn.tcb.flags |= ConnectionFlags::NARROW_PATH;
+    let agreed = conn.sender.emss_agreed;
     for silence in [1, 20 * 86_400, 40 * 86_400] {
-        let in_ten_minutes = to_long_ticks(shared.now.0) + RAISE_TICKS;
+        let at = (to_long_ticks(shared.now.0) + RAISE_TICKS) << 20;
         let cx = &mut shared.context_of(conn.id(0));
-        conn.path.schedule_search(&mut conn.tcb, cx, in_ten_minutes);
-        assert!(!conn.tcb.has(ConnectionFlags::SEARCH_DUE));
-        let at = in_ten_minutes << 20;
+        conn.path
+            .narrow(&mut conn.tcb, &mut conn.sender, cx, agreed - 100);
         while shared.now.0 < at {
             // Other timers may fire first.
             shared.now = Instant(conn.tcb.wheel_at.min(at));
-            assert!(!conn.tcb.has(ConnectionFlags::SEARCH_DUE));
+            assert_eq!(conn.tcb.emss, agreed - 100);
             conn.on_timer(&mut shared.context_of(conn.id(0)));
         }
-        assert!(conn.tcb.has(ConnectionFlags::SEARCH_DUE), "after the time");
+        assert_eq!(conn.tcb.emss, agreed, "after the time");
         shared.now = shared.now + Duration::from_secs(silence);
         conn.on_timer(&mut shared.context_of(conn.id(0)));
-        assert!(
-            conn.tcb.has(ConnectionFlags::SEARCH_DUE),
-            "and whenever later"
-        );
+        assert_eq!(conn.tcb.emss, agreed, "and whenever later");
     }
 }

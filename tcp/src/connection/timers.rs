@@ -24,7 +24,7 @@ const IDLE_MEMORY_AFTER: u64 = 1_000_000_000;
 const SPREAD: u32 = 0x9e37_79b9;
 
 /// The timers of [`ConnectionFlags::RARE_TIMERS`].
-const RARE_TIMERS: [Timer; 3] = [Timer::Pacing, Timer::PathSearch, Timer::Orphan];
+const RARE_TIMERS: [Timer; 3] = [Timer::Pacing, Timer::PathMtu, Timer::Orphan];
 
 impl SharedState {
     /// Returns the time until the next timeout of a connection whose retransmission timer has just
@@ -149,11 +149,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 let recovery = self.sender.recovery.as_ref().filter(|_| waits)?;
                 Some(recovery.pacer.next_at())
             }
-            Timer::PathSearch => {
-                let waits = tcb.flags
-                    & (ConnectionFlags::NARROW_PATH | ConnectionFlags::SEARCH_DUE)
-                    == ConnectionFlags::NARROW_PATH;
-                waits.then(|| at_ticks(self.path.search_at, cx.now))
+            Timer::PathMtu => {
+                let is_narrow = tcb.has(ConnectionFlags::NARROW_PATH);
+                is_narrow.then(|| at_ticks(self.path.widen_at, cx.now))
             }
             Timer::Orphan => self.tcb.orphan_deadline(cx),
             Timer::IdleMemory => {
@@ -217,16 +215,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 _ => self.retransmission_timeout(cx),
             },
             Timer::TailLossProbe => self.probe_timeout(cx),
-            Timer::Reordering => self
-                .sender
-                .reordering_timeout(&mut self.tcb, &self.path, cx),
+            Timer::Reordering => self.sender.reordering_timeout(&mut self.tcb, cx),
             Timer::Persist => self.persist_timeout(cx),
             Timer::NeighbourResolution => self.neighbour_timeout(cx),
             Timer::TimeWait => self.enter_closed(cx),
             Timer::Orphan => self.orphan_timeout(cx),
             Timer::Keepalive => self.keepalive_timeout(cx),
             Timer::Pacing => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
-            Timer::PathSearch => self.tcb.flags |= ConnectionFlags::SEARCH_DUE,
+            Timer::PathMtu => {
+                let agreed = self.sender.emss_agreed;
+                self.path.widen(&mut self.tcb, cx, agreed);
+            }
             Timer::IdleMemory => self.release_memory(),
         }
     }
@@ -389,12 +388,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Handles the probe timeout (RFC 8985 section 7.3).
     fn probe_timeout(&mut self, cx: &mut TcpContext<'_>) {
-        if self
-            .path
-            .probe_unanswered(&mut self.tcb, &mut self.sender, cx)
-        {
-            return;
-        }
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_TAIL_PROBE);
         // The retransmission timeout as fallback, in case the probe cannot be sent.
         let at = cx.now.0
@@ -419,10 +412,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.shared.stats.timeouts += 1;
         let timeouts = &mut cx.shared.side_table.fields_of(cx.id.index).timeouts;
         *timeouts = timeouts.saturating_add(1);
-        if self.tcb.has(ConnectionFlags::NARROW_PATH) {
-            self.path
-                .probe_timed_out(&mut self.tcb, &mut self.sender, cx);
-        }
         self.path
             .suspect_black_hole(&mut self.tcb, &mut self.sender, cx);
         self.sender.start_recovery(&mut self.tcb);

@@ -7,14 +7,12 @@ use crate::base::events::Events;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::base::time::to_long_ticks;
 use crate::connection::side_table::SideFlags;
 use crate::link::address_conflicts::AddressConflict;
 use crate::link::control_queue::{Icmpv6Outcome, NeighbourClaim, Origin};
 use crate::link::ndp::{self, NEIGHBOUR_ADVERTISEMENT};
 use crate::link::neighbours::{ClaimKind, ClaimOutcome};
-use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
-use crate::pmtu::search::PathSearch;
+use crate::path_mtu::{self, MIN_V4, MIN_V6};
 use crate::stack::Stack;
 use crate::stack::host_path::FrameOwner;
 use crate::tcb::flags::ConnectionFlags;
@@ -346,28 +344,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if len <= u32::from(emss) {
             return;
         }
-        let now_ticks = to_long_ticks(now.0);
-        let to = key.remote().ip();
-        let probe = segment.is_probe(u32::from(conn.tcb.emss));
         if emss < conn.tcb.emss {
             self.shared.stats.pmtu_reductions += 1;
-            self.shared
-                .paths
-                .learn(to, PathSearch::from_router_mtu(mtu, now_ticks), now_ticks);
+            self.shared.paths.learn(key.remote().ip(), mtu, now);
             let cx = &mut self.shared.context_of(conn.id(index));
             conn.path.narrow(&mut conn.tcb, &mut conn.sender, cx, emss);
-        } else if probe {
-            // The answer to an MTU probe (section 4.6.2): the current size is kept, and the search goes on
-            // below the reported size.
-            if let Some(path) = self.shared.paths.get_mut(to)
-                && path.probe_of(conn.id(index)).is_some()
-            {
-                path.limited_by_router(mtu, now_ticks);
-                let cx = &mut self.shared.context_of(conn.id(index));
-                conn.path.schedule_search(&mut conn.tcb, cx, now_ticks);
-            }
-            let cx = &mut self.shared.context_of(conn.id(index));
-            conn.sender.resegment_and_resend(&mut conn.tcb, cx);
         }
     }
 }

@@ -7,7 +7,6 @@ use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::pmtu::search::{PathSearch, SearchStep};
 use crate::queues::send_queue::TransmitQueue;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
@@ -222,30 +221,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
             && matches!(conn.tcb.state, TcpState::Closed | TcpState::TimeWait)
         {
             conn.sender.send_queue.drain_all(visit);
-        }
-    }
-
-    /// After [`Events::MTU_PROBE`](crate::Events::MTU_PROBE): maximum and preferred length of one record,
-    /// longer than [`Stack::effective_mss`] and independent of `send_room`, that probes the path MTU.
-    /// `None`: no probe is wanted any more.
-    pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
-        let conn = self.slots.owned(id)?;
-        let mut path: PathSearch = *self
-            .shared
-            .paths
-            .get(conn.path.template.key().remote().ip())?;
-        if !conn.tcb.has(ConnectionFlags::NARROW_PATH)
-            || !path.is_asked(id)
-            || conn.sender.send_queue.next_len() > conn.tcb.emss.into()
-        {
-            return None;
-        }
-        match path.next_step(
-            conn.path.mtu_of(&conn.tcb, conn.sender.emss_agreed),
-            path.asked_at()?,
-        ) {
-            SearchStep::Probe(size) => Some(conn.path.emss_for(&conn.tcb, size).into()),
-            SearchStep::At(_) => None,
         }
     }
 

@@ -68,13 +68,11 @@ impl ConnectionFlags {
     /// New segments wait for the pacer.
     pub const WAITS_FOR_PACER: ConnectionFlags = ConnectionFlags(1 << 28);
 
-    /// The connection may take part in the MTU search of its path. Only with `NARROW_PATH`.
-    pub const SEARCH_DUE: ConnectionFlags = ConnectionFlags(1 << 29);
     /// A reset must be sent. The connection is in CLOSED, and its slot stays in use until the reset
     /// has left.
-    pub const NEED_RESET: ConnectionFlags = ConnectionFlags(1 << 30);
+    pub const NEED_RESET: ConnectionFlags = ConnectionFlags(1 << 29);
     /// The owner answers messages at once, so their ACKs wait for the answers.
-    pub const ANSWERS: ConnectionFlags = ConnectionFlags(1 << 31);
+    pub const ANSWERS: ConnectionFlags = ConnectionFlags(1 << 30);
 
     /// Output other than data is pending.
     pub const NEED_MASK: ConnectionFlags = ConnectionFlags(
@@ -85,7 +83,7 @@ impl ConnectionFlags {
             | Self::NEED_TAIL_PROBE.0,
     );
 
-    /// One of these is set while a timer runs that few connections need: pacing, MTU search, orphan.
+    /// One of these is set while a timer runs that few connections need: pacing, path MTU, orphan.
     pub const RARE_TIMERS: ConnectionFlags =
         ConnectionFlags(Self::WAITS_FOR_PACER.0 | Self::NARROW_PATH.0 | Self::RELEASED.0);
 

@@ -31,8 +31,9 @@ pub(crate) enum Timer {
     Keepalive,
     /// The time at which the pacer releases new segments.
     Pacing,
-    /// The time at which the connection may rejoin the MTU search of its narrow path (RFC 8899).
-    PathSearch,
+    /// The time at which a connection on a narrow path sends segments of the agreed size again (RFC
+    /// 1191 section 6.3).
+    PathMtu,
     /// The time at which an idle connection releases the memory of its queues.
     IdleMemory,
 }

@@ -21,7 +21,6 @@ mod impaired;
 mod ip_options;
 mod keepalive;
 mod long_paths;
-mod mtu_search;
 mod ndp_validity;
 mod neighbour_failure;
 mod neighbours;

@@ -28,10 +28,8 @@ pub(crate) const RETX: u8 = 4;
 pub(crate) const PUSH: u8 = 8;
 /// Carries our FIN after its payload.
 pub(crate) const FIN: u8 = 16;
-/// Exceeds the confirmed MTU of the path (RFC 8899).
-pub(crate) const MTU_PROBE: u8 = 32;
 /// Was first sent together with others.
-pub(crate) const SUPER_SEGMENT: u8 = 64;
+pub(crate) const SUPER_SEGMENT: u8 = 32;
 
 /// A segment in flight, or several that were sent together, possibly as one frame that the port
 /// segments (TSO). Its payload is the `len` bytes from `offset` of record `record` on.
@@ -67,12 +65,6 @@ impl InFlightSegment {
             0 => 0,
             mss => una.distance_from(self.seq).max(0) as u32 / mss * mss,
         }
-    }
-
-    /// Returns whether it is an MTU probe: longer than `emss`, and not resegmented since.
-    #[inline]
-    pub(crate) fn is_probe(&self, emss: u32) -> bool {
-        self.flags & MTU_PROBE != 0 && self.len > emss
     }
 
     /// Returns whether it counts as being on the wire (the pipe of RFC 6675 section 4).
@@ -184,23 +176,6 @@ impl<R> TransmitQueue<R> {
             plan.take(record, whole);
         }
         Some(plan)
-    }
-
-    /// Returns the remaining length of the unit with which the next new segment begins, in bytes.
-    pub(crate) fn next_len(&self) -> u32 {
-        let first = self.records.get(self.record_index(self.next_record));
-        first.map_or(0, |record| {
-            record.unit_len - record.offset_in_unit(self.next_offset)
-        })
-    }
-
-    /// Returns the index of the MTU probe that ends at `end`.
-    pub(crate) fn mtu_probe(&self, end: SeqNr) -> Option<usize> {
-        let index = self
-            .sent
-            .partition_point(|segment| segment.end_seq().lt(end));
-        let segment = self.sent.get(index)?;
-        (segment.flags & MTU_PROBE != 0 && segment.end_seq() == end).then_some(index)
     }
 
     /// Plans a segment with a part of the first unit, if the peer's window has no room for all of
@@ -528,7 +503,7 @@ impl<R> TransmitQueue<R> {
                 continue;
             }
             let mut rest = segment;
-            rest.flags = (rest.flags | LOST) & !(MTU_PROBE | SUPER_SEGMENT);
+            rest.flags = (rest.flags | LOST) & !SUPER_SEGMENT;
             while rest.len > emss {
                 let (mut len, mut record, mut offset) = (0, rest.record, rest.offset);
                 while let Some(queued) = self.records.get(self.record_index(record)) {

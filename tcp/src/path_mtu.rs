@@ -1,14 +1,19 @@
 //! The path MTU: reported by ICMP (RFC 1191, 8201), or inferred from the repeated loss of full
 //! segments (RFC 8899 section 4.3), and shared by all connections to a destination. A path is
-//! assumed to carry the MSS agreed by both ends until it proves narrower; from then on `search` and
-//! `probe` search upward for the largest size that it carries.
+//! assumed to carry the MSS agreed by both ends until it proves narrower. Ten minutes later its
+//! connections send segments of the agreed size again (RFC 1191 section 6.3); there is no search
+//! for sizes in between. Times are ticks of 2^20 ns that do not wrap, because a path may be unused
+//! for months.
+
+use core::net::IpAddr;
+use std::collections::HashMap;
 
 use crate::base::events::Events;
-use crate::base::time::to_long_ticks;
+use crate::base::time::{Instant, to_long_ticks};
+use crate::congestion::RecoveryPhase;
 use crate::connection::context::TcpContext;
 use crate::connection::path::PathState;
 use crate::connection::sender::Sender;
-use crate::pmtu::search::{PathSearch, RAISE_TICKS};
 use crate::queues::send_queue::{InFlightSegment, SACKED};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
@@ -23,6 +28,50 @@ const BASE: u16 = 1200;
 const BASE_V4: u16 = 576;
 /// Consecutive timeouts that make a black hole likely.
 const SUSPICIOUS: u8 = 2;
+/// Lifetime of the MTU of a narrow path: ten minutes (RFC 1191 section 6.3; PMTU_RAISE_TIMER of RFC
+/// 8899 section 5.1.1).
+pub(crate) const RAISE_TICKS: u64 = 600 * 954;
+/// Delay after which a connection that is recovering from a loss tries the agreed size again.
+const RETRY_TICKS: u64 = 954;
+/// Maximum number of narrow paths.
+const PATHS_MAX: usize = 4096;
+
+/// The MTU of a narrow path.
+struct NarrowPath {
+    mtu: u16,
+    /// The tick at which the MTU expires.
+    until: u64,
+}
+
+/// The paths that are narrower than agreed, by destination (RFC 8899 section 3 item 9).
+#[derive(Default)]
+pub(crate) struct Paths(HashMap<IpAddr, NarrowPath>);
+
+impl Paths {
+    /// Records that the path to `to` carries packets of at most `mtu` bytes. A full table keeps its
+    /// valid entries.
+    pub(crate) fn learn(&mut self, to: IpAddr, mtu: u16, now: Instant) {
+        let now = to_long_ticks(now.0);
+        if self.0.len() >= PATHS_MAX && !self.0.contains_key(&to) {
+            self.0.retain(|_, path| now < path.until);
+            if self.0.len() >= PATHS_MAX {
+                return;
+            }
+        }
+        let until = now + RAISE_TICKS;
+        self.0.insert(to, NarrowPath { mtu, until });
+    }
+
+    /// Returns the MTU of the path to `to` and the tick at which it expires, if the path is narrow.
+    fn lookup(&mut self, to: IpAddr, now: Instant) -> Option<(u16, u64)> {
+        let path = self.0.get(&to)?;
+        if to_long_ticks(now.0) < path.until {
+            return Some((path.mtu, path.until));
+        }
+        self.0.remove(&to);
+        None
+    }
+}
 
 /// Returns the next-hop MTU of an ICMPv4 error. Routers from before RFC 1191 report 0; the result
 /// is then the next plateau (RFC 1191 section 7) below `quoted`, the length of the packet that was
@@ -34,17 +83,6 @@ pub(crate) fn from_v4(mtu: u16, quoted: u16) -> u16 {
     }
     let below = PLATEAUS.into_iter().find(|&plateau| plateau < quoted);
     below.unwrap_or(MIN_V4)
-}
-
-/// Returns when a connection whose path became narrow at `now_ticks` first tries a larger size:
-/// at once if it can probe. Without SACK the loss of a probe is detected late or by a timeout,
-/// so full segments are tried again after ten minutes instead (RFC 1191 section 6.3).
-fn first_look(tcb: &Tcb, now_ticks: u64) -> u64 {
-    if tcb.has(ConnectionFlags::SACK) {
-        now_ticks
-    } else {
-        now_ticks + RAISE_TICKS
-    }
 }
 
 impl PathState {
@@ -63,27 +101,35 @@ impl PathState {
         mtu.saturating_sub(self.headers(tcb)).max(1)
     }
 
-    /// Returns the length of the IP packet of a segment with `payload` bytes.
-    pub(crate) fn mtu_of(&self, tcb: &Tcb, payload: u16) -> u16 {
-        payload.saturating_add(self.headers(tcb))
-    }
-
     /// Applies the known MTU of its path to a new connection.
     pub(crate) fn apply_path_mtu(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
-        if cx.shared.paths.0.is_empty() {
-            return;
-        }
-        let now_ticks = to_long_ticks(cx.now.0);
-        let to = self.remote();
-        if let Some(search) = cx.shared.paths.0.get(&to) {
-            if now_ticks >= search.until {
-                cx.shared.paths.0.remove(&to);
-            } else if self.emss_for(tcb, search.plpmtu) < tcb.emss {
-                tcb.emss = self.emss_for(tcb, search.plpmtu);
-                tcb.flags |= ConnectionFlags::NARROW_PATH;
-                self.schedule_search(tcb, cx, first_look(tcb, now_ticks));
+        if let Some((mtu, until)) = cx.shared.paths.lookup(self.remote(), cx.now) {
+            let emss = self.emss_for(tcb, mtu);
+            if emss < tcb.emss {
+                self.set_narrow(tcb, cx, emss, until);
             }
         }
+    }
+
+    /// Limits segments to `emss` bytes until the tick `until`.
+    fn set_narrow(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>, emss: u16, until: u64) {
+        tcb.emss = emss;
+        tcb.flags |= ConnectionFlags::NARROW_PATH;
+        self.widen_at = until as u32;
+        cx.schedule_timer(tcb, until << 20);
+    }
+
+    /// Allows segments of `agreed` bytes, the size agreed in the handshake, because the path may be
+    /// whole again. A recovery in progress is finished first: a full segment that was lost then
+    /// would not show that the path is narrow.
+    pub(crate) fn widen(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>, agreed: u16) {
+        if tcb.phase != RecoveryPhase::Open || tcb.has(ConnectionFlags::RECOVERING) {
+            self.widen_at = (to_long_ticks(cx.now.0) + RETRY_TICKS) as u32;
+            return;
+        }
+        tcb.emss = agreed;
+        tcb.flags.remove(ConnectionFlags::NARROW_PATH);
+        cx.raise_event(tcb, Events::MSS_CHANGED);
     }
 
     /// Limits segments to `emss` bytes from now on; longer ones in flight are resegmented and
@@ -95,9 +141,8 @@ impl PathState {
         cx: &mut TcpContext<'_>,
         emss: u16,
     ) {
-        tcb.emss = emss;
-        tcb.flags |= ConnectionFlags::NARROW_PATH;
-        self.schedule_search(tcb, cx, first_look(tcb, to_long_ticks(cx.now.0)));
+        let until = to_long_ticks(cx.now.0) + RAISE_TICKS;
+        self.set_narrow(tcb, cx, emss, until);
         cx.raise_event(tcb, Events::MSS_CHANGED);
         sender.split_multi_segments(tcb);
         if sender
@@ -127,11 +172,16 @@ impl PathState {
             .sent
             .front()
             .map_or((0, 0), |segment| (segment.len, segment.at));
-        let least = self.template.is_v6() || sender.timeouts_in_row() >= 2 * SUSPICIOUS;
-        let mtu = match (self.template.is_v6(), least) {
-            (true, _) => MIN_V6,
-            (false, false) => BASE,
-            (false, true) => BASE_V4,
+        // The peer's answer may take several timeouts, so their number alone does not select the
+        // smallest size.
+        let mtu = if self.template.is_v6() {
+            MIN_V6
+        } else if first > u32::from(self.emss_for(tcb, BASE)) {
+            BASE
+        } else if sender.timeouts_in_row() >= 2 * SUSPICIOUS {
+            BASE_V4
+        } else {
+            return;
         };
         let base = self.emss_for(tcb, mtu);
         // Not if the peer shrank its window: then the peer itself refuses the retransmissions. And
@@ -156,14 +206,7 @@ impl PathState {
                 return;
             }
             cx.shared.stats.black_holes += 1;
-            let now_ticks = to_long_ticks(cx.now.0);
-            let to = self.remote();
-            let cut = (cx.id, tcb.snd_nxt);
-            cx.shared.paths.learn(
-                to,
-                PathSearch::from_black_hole(mtu, least, cut, now_ticks),
-                now_ticks,
-            );
+            cx.shared.paths.learn(self.remote(), mtu, cx.now);
             self.narrow(tcb, sender, cx, base);
         }
     }
