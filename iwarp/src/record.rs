@@ -12,7 +12,7 @@ use siw_shm::SharedMemory;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A record of TCP's send queue: kept until acknowledged; its bytes are built at each transmission.
+/// A record of TCP's send buffer: kept until acknowledged; its bytes are built at each transmission.
 #[derive(Debug, Clone)]
 pub enum TxRecord {
     /// FPDUs; [`QueuePair::build_fpdus`](crate::QueuePair::build_fpdus) makes their bytes.

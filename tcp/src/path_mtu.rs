@@ -14,7 +14,7 @@ use crate::congestion::RecoveryPhase;
 use crate::connection::context::TcpContext;
 use crate::connection::path::PathState;
 use crate::connection::sender::Sender;
-use crate::queues::send_queue::{InFlightSegment, SACKED};
+use crate::queues::send_buffer::{InFlightSegment, SACKED};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 
@@ -146,7 +146,7 @@ impl PathState {
         cx.raise_event(tcb, Events::MSS_CHANGED);
         sender.split_multi_segments(tcb);
         if sender
-            .send_queue
+            .send_buffer
             .sent
             .iter()
             .any(|segment| segment.len > u32::from(emss))
@@ -168,7 +168,7 @@ impl PathState {
         }
         sender.split_multi_segments(tcb);
         let (first, at) = sender
-            .send_queue
+            .send_buffer
             .sent
             .front()
             .map_or((0, 0), |segment| (segment.len, segment.at));
@@ -193,7 +193,7 @@ impl PathState {
         if first > u32::from(base)
             && base < tcb.emss
             && !shut
-            && !sender.send_queue.sent.iter().any(passes)
+            && !sender.send_buffer.sent.iter().any(passes)
         {
             // In an outage no packet arrives. A probe without payload goes with the retransmission:
             // if only the probe is answered, the path carries short packets only.

@@ -148,7 +148,7 @@ impl StreamConnection {
         }
     }
 
-    /// Echoes received data. Data without room in the send queue stays in the receive queue, whose
+    /// Echoes received data. Data without room in the send buffer stays in the receive queue, whose
     /// window then stops the peer. Returns true if more can be echoed at once.
     fn echo_received(&mut self, context: &mut StreamContext<'_>) -> bool {
         let emss = context.stack.effective_mss(self.conn);

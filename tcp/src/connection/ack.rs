@@ -37,7 +37,7 @@ impl<R> Sender<R> {
             self.split_multi_segments(tcb);
             if let Some(recovery) = &mut self.recovery {
                 if recovery.timeouts_in_row > 0 && tcb.phase == RecoveryPhase::Loss {
-                    recovery.mark_after_timeout(tcb, &mut self.send_queue, cx.now.0);
+                    recovery.mark_after_timeout(tcb, &mut self.send_buffer, cx.now.0);
                 }
                 recovery.timeouts_in_row = 0;
             }
@@ -116,13 +116,13 @@ impl<R> Sender<R> {
             let echo = (seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS)).then_some(seg.ts_ecr);
             recovery.before_ack(
                 tcb,
-                &self.send_queue,
+                &self.send_buffer,
                 seg.ack,
                 (echo, path.timestamp_offset),
                 cx.now.0,
             );
         }
-        let acked = self.send_queue.ack_to(seg.ack, &mut tcb.pipe);
+        let acked = self.send_buffer.ack_to(seg.ack, &mut tcb.pipe);
         tcb.snd_una = seg.ack;
         tcb.dup_acks = 0;
         self.stalled_since = 0;
@@ -215,25 +215,25 @@ impl<R> Sender<R> {
         let mut partial = false;
         let mut heard = false;
         if tcb.has(ConnectionFlags::SACK) {
-            let (segs, bytes) = recovery.process_sack(tcb, &mut self.send_queue, seg, cx.now.0);
+            let (segs, bytes) = recovery.process_sack(tcb, &mut self.send_buffer, seg, cx.now.0);
             cx.shared.stats.sacked_segs += u64::from(segs);
             delivered += bytes;
-            heard = segs > 0 && recovery.rack.is_first_unjudged(&self.send_queue);
+            heard = segs > 0 && recovery.rack.is_first_unjudged(&self.send_buffer);
             before = recovery.lost;
         } else if dup {
             tcb.dup_acks = tcb.dup_acks.saturating_add(1);
             if tcb.dup_acks == 3 && tcb.phase == RecoveryPhase::Open {
-                recovery.mark_first_lost(tcb, &mut self.send_queue);
+                recovery.mark_first_lost(tcb, &mut self.send_buffer);
             }
         } else if new
             && tcb.phase == RecoveryPhase::Recovery
             && !recovery.reduction.is_over(tcb.snd_una)
         {
             partial = true;
-            recovery.mark_first_lost(tcb, &mut self.send_queue); // partial ACK, RFC 6582 section 3.2 (5)
+            recovery.mark_first_lost(tcb, &mut self.send_buffer); // partial ACK, RFC 6582 section 3.2 (5)
         }
         if tcb.has(ConnectionFlags::SACK) {
-            let (again, at) = recovery.detect_losses(tcb, &mut self.send_queue, cx.now.0);
+            let (again, at) = recovery.detect_losses(tcb, &mut self.send_buffer, cx.now.0);
             cx.shared.stats.lost_retransmit += again;
             due = at;
         }
@@ -302,7 +302,7 @@ impl<R> Sender<R> {
         {
             needless = true;
             tcb.phase = RecoveryPhase::Open;
-            recovery.withdraw_lost_marks(tcb, &mut self.send_queue, cx.now.0);
+            recovery.withdraw_lost_marks(tcb, &mut self.send_buffer, cx.now.0);
         }
         if needless {
             cx.shared.stats.spurious += 1;
@@ -398,7 +398,7 @@ impl<R> Sender<R> {
             return;
         };
         let before = recovery.lost;
-        let (again, due) = recovery.detect_losses(tcb, &mut self.send_queue, cx.now.0);
+        let (again, due) = recovery.detect_losses(tcb, &mut self.send_buffer, cx.now.0);
         cx.shared.stats.lost_retransmit += again;
         let fresh = recovery.lost - before;
         let finds_loss = fresh > 0;

@@ -98,7 +98,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         B::prefetch(&raw const self.path.template);
         B::prefetch(&raw const self.path.neighbour_generation);
         if !data {
-            B::prefetch(&raw const self.sender.send_queue.sent);
+            B::prefetch(&raw const self.sender.send_buffer.sent);
             B::prefetch(&raw const self.sender.congestion.validation);
         }
     }
@@ -109,7 +109,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if data {
             self.receiver.receive_queue.prefetch();
         } else {
-            self.sender.send_queue.prefetch::<B>();
+            self.sender.send_buffer.prefetch::<B>();
         }
     }
 
@@ -119,7 +119,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         B::prefetch(&raw const self.tcb.flags);
         B::prefetch(&raw const self.tcb.user);
         B::prefetch(&raw const self.receiver);
-        B::prefetch(&raw const self.sender.send_queue.sent);
+        B::prefetch(&raw const self.sender.send_buffer.sent);
     }
 
     /// Returns whether `release_memory` would free any memory.
@@ -134,7 +134,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// Ends the connection: removes it from the flow table, stops its timers, and discards its
-    /// pending output. Records stay in the send queue for their owner.
+    /// pending output. Records stay in the send buffer for their owner.
     pub(crate) fn enter_closed(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.state == TcpState::Closed {
             return;

@@ -7,7 +7,7 @@ use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::config::TsoLimits;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
-use crate::queues::send_queue::PUSH;
+use crate::queues::send_buffer::PUSH;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::{HEADER_MAX, SegmentFields};
@@ -30,19 +30,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
         sink: &mut impl FrameSink<R>,
     ) -> Result<u32, SinkFull> {
         let (cursor, before) = (
-            self.sender.send_queue.next_position(),
-            self.sender.send_queue.sent.len(),
+            self.sender.send_buffer.next_position(),
+            self.sender.send_buffer.sent.len(),
         );
         let Some((whole, count)) =
             self.sender
-                .send_queue
+                .send_buffer
                 .take_multi_segment(budget, tso, self.tcb.snd_nxt, cx.now.0)
         else {
             return Ok(0);
         };
         if let Err(error) = self.emit_segment(cx, &whole, false, sink) {
-            self.sender.send_queue.sent.truncate(before);
-            self.sender.send_queue.rewind_to(cursor);
+            self.sender.send_buffer.sent.truncate(before);
+            self.sender.send_buffer.rewind_to(cursor);
             return Err(error);
         }
         cx.shared.stats.out_segs += u64::from(count - 1);
@@ -51,7 +51,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             cx.shared.tso_watch.on_sent(count);
         }
         if self.tcb.has(ConnectionFlags::RECOVERING) {
-            self.sender.send_queue.split_multi_segments(before);
+            self.sender.send_buffer.split_multi_segments(before);
         } else {
             self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
         }
@@ -75,10 +75,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
     ) -> (u32, Result<(), SinkFull>) {
         let (field, edge) = self.receiver.receive_window(&self.tcb, cx);
         let (cursor, before) = (
-            self.sender.send_queue.next_position(),
-            self.sender.send_queue.sent.len(),
+            self.sender.send_buffer.next_position(),
+            self.sender.send_buffer.sent.len(),
         );
-        let Some((mut whole, _)) = self.sender.send_queue.take_multi_segment(
+        let Some((mut whole, _)) = self.sender.send_buffer.take_multi_segment(
             (emss, size, usable),
             &LIMIT,
             self.tcb.snd_nxt,
@@ -118,7 +118,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 (fields.payload, meta.payload_len) = (len, len);
                 self.path.template.build(&mut image[..n], &fields);
             }
-            let (next, ends) = self.sender.send_queue.walk_records(at, len);
+            let (next, ends) = self.sender.send_buffer.walk_records(at, len);
             let seq = whole.seq + bytes;
             let fill = |out: &mut [u8]| {
                 copy_headers(out, &image);
@@ -134,12 +134,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             segs += 1;
         }
         if segs == 0 {
-            self.sender.send_queue.sent.truncate(before);
-            self.sender.send_queue.rewind_to(cursor);
+            self.sender.send_buffer.sent.truncate(before);
+            self.sender.send_buffer.rewind_to(cursor);
             return (0, result);
         }
         if result.is_err()
-            && let Some(segment) = self.sender.send_queue.sent.back_mut()
+            && let Some(segment) = self.sender.send_buffer.sent.back_mut()
         {
             segment.len = bytes;
             segment.flags = if push { PUSH } else { 0 };
@@ -147,10 +147,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 segment.mss = 0;
             }
             whole = *segment;
-            self.sender.send_queue.rewind_to(at);
+            self.sender.send_buffer.rewind_to(at);
         }
         if self.tcb.has(ConnectionFlags::RECOVERING) {
-            self.sender.send_queue.split_multi_segments(before);
+            self.sender.send_buffer.split_multi_segments(before);
         } else if whole.mss != 0 {
             self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
         }

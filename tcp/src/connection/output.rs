@@ -9,7 +9,7 @@ use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::connection::sender::Sender;
-use crate::queues::send_queue::{self, InFlightSegment, RETX, SUPER_SEGMENT, SegmentPlan};
+use crate::queues::send_buffer::{self, InFlightSegment, RETX, SUPER_SEGMENT, SegmentPlan};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -51,10 +51,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let (window, edge) = self.receiver.receive_window(&self.tcb, cx);
         let tcb = &self.tcb;
         let mut flags = ACK;
-        if segment.flags & send_queue::PUSH != 0 {
+        if segment.flags & send_buffer::PUSH != 0 {
             flags |= PSH;
         }
-        if segment.flags & send_queue::FIN != 0 {
+        if segment.flags & send_buffer::FIN != 0 {
             flags |= FIN;
         }
         let mut ect = false;
@@ -219,8 +219,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Ok(());
         };
         let mut result = Ok(());
-        while let Some(index) = recovery.next_lost(&self.sender.send_queue) {
-            let segment = self.sender.send_queue.sent[index];
+        while let Some(index) = recovery.next_lost(&self.sender.send_buffer) {
+            let segment = self.sender.send_buffer.sent[index];
             if self.tcb.pipe > 0 && self.tcb.pipe + segment.len > self.tcb.window.cwnd() {
                 break;
             }
@@ -232,7 +232,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 let is_again = segment.flags & RETX != 0;
                 cx.shared.on_super_segment_lost(is_again, cx.now);
             }
-            recovery.on_retransmitted(&mut self.tcb, &mut self.sender.send_queue, index, cx.now.0);
+            recovery.on_retransmitted(&mut self.tcb, &mut self.sender.send_buffer, index, cx.now.0);
             cx.count_retransmission(match self.tcb.phase {
                 RecoveryPhase::Loss => RetransmissionCause::Timeout,
                 _ => RetransmissionCause::Fast,
@@ -308,13 +308,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let fin = tcb.unsent == plan.len && tcb.is_fin_pending();
             let segment = self
                 .sender
-                .send_queue
+                .send_buffer
                 .make_segment(&plan, tcb.snd_nxt, fin, cx.now.0);
             if let Err(error) = self.emit_new_segment(cx, &segment, sink) {
                 result = Err(error);
                 break;
             }
-            self.sender.send_queue.commit_plan(&plan);
+            self.sender.send_buffer.commit_plan(&plan);
             let tcb = &mut self.tcb;
             tcb.pipe += plan.len;
             tcb.unsent -= plan.len;
@@ -323,7 +323,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         let tcb = &self.tcb;
         if result.is_ok() && tcb.unsent == 0 && tcb.is_fin_pending() {
-            let segment = self.sender.send_queue.make_fin(tcb.snd_nxt, cx.now.0);
+            let segment = self.sender.send_buffer.make_fin(tcb.snd_nxt, cx.now.0);
             result = self.emit_new_segment(cx, &segment, sink);
         }
         self.sender.congestion.on_sent(self.tcb.pipe);
@@ -349,23 +349,23 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         self.sender.start_recovery(&mut self.tcb);
         let tcb = &self.tcb;
-        let Some(last) = self.sender.send_queue.sent.back().copied() else {
+        let Some(last) = self.sender.send_buffer.sent.back().copied() else {
             return Ok(());
         };
         let window = tcb.snd_wnd.saturating_sub(tcb.flight());
         let plan = self
             .sender
-            .send_queue
+            .send_buffer
             .plan_segment(u32::from(tcb.emss), window)
             .filter(|plan| plan.len <= window);
         let again = plan.is_none();
         if let Some(plan) = plan {
             let segment = self
                 .sender
-                .send_queue
+                .send_buffer
                 .make_segment(&plan, tcb.snd_nxt, false, cx.now.0);
             self.emit_new_segment(cx, &segment, sink)?;
-            self.sender.send_queue.commit_plan(&plan);
+            self.sender.send_buffer.commit_plan(&plan);
             self.tcb.pipe += plan.len;
             self.tcb.unsent -= plan.len;
         } else {
@@ -375,7 +375,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.shared.stats.tlp_probes += 1;
         if let Some(recovery) = &mut self.sender.recovery {
             let is_answered = self.sender.congestion.is_tail_answered(self.tcb.snd_nxt);
-            let queue = &mut self.sender.send_queue;
+            let queue = &mut self.sender.send_buffer;
             recovery.on_probe_sent(&mut self.tcb, queue, (again, is_answered), cx.now.0);
         }
         self.tcb.restart_retransmission_timer(cx);
@@ -391,7 +391,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
         self.emit_segment(cx, segment, false, sink)?;
-        self.sender.send_queue.sent.push_back(*segment);
+        self.sender.send_buffer.sent.push_back(*segment);
         self.on_new_segment_sent(cx, segment);
         Ok(())
     }
@@ -404,7 +404,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     ) {
         let tcb = &mut self.tcb;
         tcb.snd_nxt = segment.end_seq();
-        if segment.flags & send_queue::FIN != 0 {
+        if segment.flags & send_buffer::FIN != 0 {
             tcb.flags |= ConnectionFlags::FIN_SENT;
         }
         if tcb.is_timer(Timer::Persist) {
@@ -418,7 +418,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 }
 
 impl<R> Sender<R> {
-    /// Returns the pieces of the `len` bytes from a position of the send queue on. `user`: the user
+    /// Returns the pieces of the `len` bytes from a position of the send buffer on. `user`: the user
     /// value of the connection.
     #[inline]
     pub(crate) fn payload(
@@ -427,7 +427,7 @@ impl<R> Sender<R> {
         from: (u32, u32),
         len: u32,
     ) -> impl Iterator<Item = PayloadPiece<'_, R>> {
-        let pieces = self.send_queue.pieces(from, len);
+        let pieces = self.send_buffer.pieces(from, len);
         pieces.map(move |(record, offset, len)| PayloadPiece::Record {
             user,
             record,
@@ -454,7 +454,7 @@ impl<R> Sender<R> {
             0
         };
         let usable = window.min((tcb.window.cwnd() + limited * emss).saturating_sub(tcb.pipe));
-        let mut plan = self.send_queue.plan_segment(emss, usable)?;
+        let mut plan = self.send_buffer.plan_segment(emss, usable)?;
         if plan.len > window {
             if tcb.flight() > 0 {
                 return None; // the ACK of the data in flight opens the window
@@ -465,7 +465,7 @@ impl<R> Sender<R> {
                 && (window >= tcb.max_snd_wnd / 2 || tcb.has(ConnectionFlags::MAY_SPLIT_RECORD))
             {
                 plan = self
-                    .send_queue
+                    .send_buffer
                     .plan_part(window.min(plan.len - 1).min(tcb.window.cwnd().max(1)));
             } else {
                 // Nothing is in flight, and the peer's window is too small for the next record: the
@@ -495,7 +495,7 @@ impl<R> Sender<R> {
             self.on_paced_output(tcb, cx, sent);
         }
         if tcb.is_timer(Timer::TailLossProbe)
-            && let Some(oldest) = self.send_queue.sent.front()
+            && let Some(oldest) = self.send_buffer.sent.front()
         {
             tcb.extend_probe_timeout(cx, oldest.at);
         }

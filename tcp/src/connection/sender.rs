@@ -7,7 +7,7 @@ use crate::congestion::CongestionState;
 use crate::connection::context::TcpContext;
 use crate::loss::rack::ReorderWindow;
 use crate::loss::recovery::Recovery;
-use crate::queues::send_queue::{RETX, TransmitQueue};
+use crate::queues::send_buffer::{RETX, SendBuffer};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -16,7 +16,7 @@ use crate::tcb::timer::Timer;
 /// [`Tcb`].
 #[repr(C)]
 pub(crate) struct Sender<R> {
-    pub send_queue: TransmitQueue<R>,
+    pub send_buffer: SendBuffer<R>,
     /// The state of a loss recovery, kept until the connection is idle.
     pub recovery: Option<Box<Recovery>>,
     pub congestion: CongestionState,
@@ -32,7 +32,7 @@ impl<R> Sender<R> {
     /// Returns a send side without data. `emss`: payload bytes of a full segment.
     pub(crate) fn new(congestion: CongestionControl, emss: u16) -> Self {
         Sender {
-            send_queue: TransmitQueue::new(),
+            send_buffer: SendBuffer::new(),
             recovery: None,
             congestion: CongestionState::new(congestion),
             stalled_since: 0,
@@ -63,7 +63,7 @@ impl<R> Sender<R> {
         if self.recovery.is_none() {
             return 0;
         }
-        let in_flight = self.send_queue.sent.iter();
+        let in_flight = self.send_buffer.sent.iter();
         let again = in_flight.filter(|segment| segment.flags & RETX != 0 && segment.in_pipe());
         again.count() as u32
     }
@@ -88,21 +88,21 @@ impl<R> Sender<R> {
             let first = match &mut self.recovery {
                 Some(recovery) => {
                     let split_to = core::mem::replace(&mut recovery.split_to, tcb.snd_nxt);
-                    self.send_queue.first_after(split_to)
+                    self.send_buffer.first_after(split_to)
                 }
                 None => 0,
             };
-            self.send_queue.split_multi_segments(first);
+            self.send_buffer.split_multi_segments(first);
         }
     }
 
     /// Resegments the segments in flight that exceed the path MTU, to be retransmitted.
     pub(crate) fn resegment(&mut self, tcb: &mut Tcb) {
         self.split_multi_segments(tcb);
-        self.send_queue.resegment_to(u32::from(tcb.emss));
+        self.send_buffer.resegment_to(u32::from(tcb.emss));
         self.start_recovery(tcb);
         if let Some(recovery) = &mut self.recovery {
-            recovery.recount_lost(tcb, &self.send_queue);
+            recovery.recount_lost(tcb, &self.send_buffer);
         }
     }
 
@@ -119,7 +119,7 @@ impl<R> Sender<R> {
     pub(crate) fn is_user_timeout_over(&mut self, tcb: &Tcb, cx: &TcpContext<'_>) -> bool {
         if self.stalled_since == 0 {
             self.stalled_since = to_ticks(
-                self.send_queue
+                self.send_buffer
                     .sent
                     .front()
                     .map_or(cx.now.0, |segment| segment.at),
@@ -155,12 +155,12 @@ impl<R> Sender<R> {
 
     /// Returns whether `release_memory` would free any memory.
     pub(crate) fn holds_memory(&self) -> bool {
-        self.send_queue.holds_memory() || self.recovery.is_some()
+        self.send_buffer.holds_memory() || self.recovery.is_some()
     }
 
     /// Frees the memory of an empty queue and of a finished recovery.
     pub(crate) fn release_memory(&mut self, tcb: &Tcb) {
-        self.send_queue.release_memory();
+        self.send_buffer.release_memory();
         if !tcb.has(ConnectionFlags::RECOVERING)
             && let Some(recovery) = self.recovery.take()
         {

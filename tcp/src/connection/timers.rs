@@ -401,7 +401,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Begins slow start with the first unacknowledged segment (RFC 6298 (5.4) to (5.6), RFC 5681
     /// section 3.1).
     fn retransmission_timeout(&mut self, cx: &mut TcpContext<'_>) {
-        if self.sender.send_queue.sent.is_empty() {
+        if self.sender.send_buffer.sent.is_empty() {
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
             return;
         }
@@ -424,7 +424,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 &flight,
                 phase,
             );
-            recovery.mark_after_timeout(tcb, &mut self.sender.send_queue, cx.now.0);
+            recovery.mark_after_timeout(tcb, &mut self.sender.send_buffer, cx.now.0);
             recovery.timeouts_in_row = recovery.timeouts_in_row.saturating_add(1);
         }
         let flight = tcb.flight_state();

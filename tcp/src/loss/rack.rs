@@ -10,7 +10,7 @@ use crate::tcb::flags::ConnectionFlags;
 use std::collections::VecDeque;
 
 use crate::base::sequence::SeqNr;
-use crate::queues::send_queue::{LOST, RETX, SACKED, TransmitQueue};
+use crate::queues::send_buffer::{LOST, RETX, SACKED, SendBuffer};
 use crate::wire::segment::Segment;
 
 /// Number of recoveries for which a D-SACK keeps the reordering window wide (section 6.2 step 4).
@@ -160,7 +160,7 @@ impl Rack {
     /// Returns whether no segment has been delivered that was sent after the last transmission of
     /// the first unacknowledged segment. Then the loss of that segment cannot be detected yet, and
     /// the segments that arrive show that the path still carries traffic.
-    pub(crate) fn is_first_unjudged<R>(&self, queue: &TransmitQueue<R>) -> bool {
+    pub(crate) fn is_first_unjudged<R>(&self, queue: &SendBuffer<R>) -> bool {
         queue
             .sent
             .front()
@@ -182,10 +182,10 @@ impl Rack {
     pub(crate) fn detect_losses<R>(
         &mut self,
         tcb: &mut Tcb,
-        queue: &mut TransmitQueue<R>,
+        queue: &mut SendBuffer<R>,
         in_doubt: bool,
         now: u64,
-        mut lose: impl FnMut(&mut Tcb, &mut TransmitQueue<R>, usize),
+        mut lose: impl FnMut(&mut Tcb, &mut SendBuffer<R>, usize),
     ) -> DetectedLosses {
         let mut found = DetectedLosses::default();
         if self.xmit == 0 {
@@ -256,7 +256,7 @@ impl Rack {
     /// Schedules a new judgement of all segments in flight after loss marks were withdrawn, with
     /// the full time to arrive from now on. Otherwise nothing would judge these segments any more,
     /// and a loss among them would cost a timeout.
-    pub(crate) fn judge_again<R>(&mut self, tcb: &Tcb, queue: &TransmitQueue<R>, now: u64) {
+    pub(crate) fn judge_again<R>(&mut self, tcb: &Tcb, queue: &SendBuffer<R>, now: u64) {
         self.reprieved_at = now;
         self.judged_to = tcb.snd_una;
         let in_flight = queue.sent.iter();

@@ -9,7 +9,7 @@ use crate::congestion::reduction::{Retransmission, WindowReduction};
 use crate::congestion::undo::is_echo_older;
 use crate::loss::rack::{self, OutstandingProbe, Rack};
 use crate::loss::sacked_ranges::SackedRanges;
-use crate::queues::send_queue::{LOST, RETX, SACKED, TransmitQueue};
+use crate::queues::send_buffer::{LOST, RETX, SACKED, SendBuffer};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::Segment;
@@ -17,7 +17,7 @@ use crate::wire::segment::Segment;
 /// DupThresh (RFC 6675 section 2).
 const DUP_THRESH: u32 = 3;
 
-/// The loss state of a connection. The counts are those of the marks in `TransmitQueue::sent`, and
+/// The loss state of a connection. The counts are those of the marks in `SendBuffer::sent`, and
 /// every sequence number follows SND.UNA, so that none becomes too old to be compared.
 #[derive(Default)]
 pub(crate) struct Recovery {
@@ -62,7 +62,7 @@ impl Recovery {
     pub(crate) fn before_ack<R>(
         &mut self,
         tcb: &mut Tcb,
-        queue: &TransmitQueue<R>,
+        queue: &SendBuffer<R>,
         ack: SeqNr,
         (echo, offset): (Option<u32>, u32),
         now: u64,
@@ -124,7 +124,7 @@ impl Recovery {
     pub(crate) fn process_sack<R>(
         &mut self,
         tcb: &mut Tcb,
-        queue: &mut TransmitQueue<R>,
+        queue: &mut SendBuffer<R>,
         seg: &Segment,
         now: u64,
     ) -> (u32, u32) {
@@ -160,7 +160,7 @@ impl Recovery {
     fn mark_sacked<R>(
         &mut self,
         tcb: &mut Tcb,
-        queue: &mut TransmitQueue<R>,
+        queue: &mut SendBuffer<R>,
         (from, to): (SeqNr, SeqNr),
         now: u64,
     ) -> (u32, u32) {
@@ -196,7 +196,7 @@ impl Recovery {
     }
 
     /// Marks a segment as lost, unless it is already marked `SACKED` or `LOST`.
-    fn mark_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut TransmitQueue<R>, index: usize) {
+    fn mark_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut SendBuffer<R>, index: usize) {
         if let Some(segment) = queue.sent.get_mut(index)
             && segment.flags & (SACKED | LOST) == 0
         {
@@ -214,7 +214,7 @@ impl Recovery {
     pub(crate) fn detect_losses<R>(
         &mut self,
         tcb: &mut Tcb,
-        queue: &mut TransmitQueue<R>,
+        queue: &mut SendBuffer<R>,
         now: u64,
     ) -> (u64, u64) {
         let in_doubt = tcb.phase == RecoveryPhase::Open && self.sacked < DUP_THRESH;
@@ -231,7 +231,7 @@ impl Recovery {
     pub(crate) fn withdraw_lost_marks<R>(
         &mut self,
         tcb: &mut Tcb,
-        queue: &mut TransmitQueue<R>,
+        queue: &mut SendBuffer<R>,
         now: u64,
     ) {
         if self.lost > 0 {
@@ -268,7 +268,7 @@ impl Recovery {
     }
 
     /// Marks the first segment as lost: without SACK it is the lost one (RFC 6582 section 3.2).
-    pub(crate) fn mark_first_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut TransmitQueue<R>) {
+    pub(crate) fn mark_first_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut SendBuffer<R>) {
         self.mark_lost(tcb, queue, 0);
     }
 
@@ -290,7 +290,7 @@ impl Recovery {
     pub(crate) fn mark_after_timeout<R>(
         &mut self,
         tcb: &mut Tcb,
-        queue: &mut TransmitQueue<R>,
+        queue: &mut SendBuffer<R>,
         now: u64,
     ) {
         // A SACKed first segment means that the peer reneged (RFC 2018 section 8). It may have
@@ -335,7 +335,7 @@ impl Recovery {
 
     /// Recounts the marks after segments that exceed the path MTU were resegmented and marked as
     /// lost. That is no sign of congestion (RFC 1191 section 6.5).
-    pub(crate) fn recount_lost<R>(&mut self, tcb: &mut Tcb, queue: &TransmitQueue<R>) {
+    pub(crate) fn recount_lost<R>(&mut self, tcb: &mut Tcb, queue: &SendBuffer<R>) {
         (self.lost, tcb.pipe) = (0, 0);
         for segment in &queue.sent {
             self.lost += u32::from(segment.flags & LOST != 0);
@@ -346,7 +346,7 @@ impl Recovery {
     }
 
     /// Returns the index of the next segment to retransmit.
-    pub(crate) fn next_lost<R>(&mut self, queue: &TransmitQueue<R>) -> Option<usize> {
+    pub(crate) fn next_lost<R>(&mut self, queue: &SendBuffer<R>) -> Option<usize> {
         if self.lost == 0 {
             return None;
         }
@@ -367,7 +367,7 @@ impl Recovery {
     pub(crate) fn on_retransmitted<R>(
         &mut self,
         tcb: &mut Tcb,
-        queue: &mut TransmitQueue<R>,
+        queue: &mut SendBuffer<R>,
         index: usize,
         now: u64,
     ) {
@@ -393,7 +393,7 @@ impl Recovery {
     pub(crate) fn on_probe_sent<R>(
         &mut self,
         tcb: &mut Tcb,
-        queue: &mut TransmitQueue<R>,
+        queue: &mut SendBuffer<R>,
         (again, is_answered): (bool, bool),
         now: u64,
     ) {

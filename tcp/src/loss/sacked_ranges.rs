@@ -4,7 +4,7 @@
 //! window in every ACK.
 //!
 //! Part of [`Recovery`](crate::loss::recovery::Recovery). Ranges begin and end at segment
-//! boundaries, and cover exactly the segments that are marked `SACKED` in the send queue.
+//! boundaries, and cover exactly the segments that are marked `SACKED` in the send buffer.
 
 use std::collections::BTreeMap;
 

@@ -3,7 +3,7 @@
 use crate::base::sequence::SeqNr;
 use crate::congestion::RecoveryPhase;
 use crate::loss::recovery::Recovery;
-use crate::queues::send_queue::{LOST, RETX, SACKED, TransmitQueue};
+use crate::queues::send_buffer::{LOST, RETX, SACKED, SendBuffer};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::Segment;
@@ -16,7 +16,7 @@ const START: u64 = 1_000_000_000;
 /// A sender with segments in flight, one every microsecond.
 struct Sender {
     tcb: Tcb,
-    queue: TransmitQueue<u32>,
+    queue: SendBuffer<u32>,
     recovery: Recovery,
     now: u64,
 }
@@ -29,7 +29,7 @@ impl Sender {
         tcb.rtt.add_sample(RTT);
         Sender {
             tcb,
-            queue: TransmitQueue::new(),
+            queue: SendBuffer::new(),
             recovery: Recovery::new(first),
             now: START,
         }

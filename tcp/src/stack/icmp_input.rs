@@ -329,9 +329,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let emss = conn.path.emss_for(&conn.tcb, mtu);
         let Some(segment) = conn
             .sender
-            .send_queue
+            .send_buffer
             .sent
-            .get(conn.sender.send_queue.first_after(seq))
+            .get(conn.sender.send_buffer.first_after(seq))
         else {
             return;
         };

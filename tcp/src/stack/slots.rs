@@ -8,7 +8,7 @@ use crate::base::ids::ConnId;
 use crate::connection::Connection;
 use crate::connection::closing_list::Closing;
 use crate::connection::context::SharedState;
-use crate::queues::send_queue::TransmitQueue;
+use crate::queues::send_buffer::SendBuffer;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
 
@@ -124,7 +124,7 @@ impl<B: RecvBuf, R> Slots<B, R> {
         conn.generation = conn.generation.wrapping_add(1);
         conn.tcb.flags &= ConnectionFlags::IN_OUTPUT_LIST;
         conn.tcb.events = 0;
-        conn.sender.send_queue = TransmitQueue::new();
+        conn.sender.send_buffer = SendBuffer::new();
         conn.receiver.receive_queue.clear();
         conn.receiver
             .update_held_buffers(&mut shared.context_of(conn.id(index)));

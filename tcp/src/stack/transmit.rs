@@ -7,14 +7,14 @@ use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::queues::send_queue::TransmitQueue;
+use crate::queues::send_buffer::SendBuffer;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::template::SegmentFields;
 
-/// The send queue of a connection, while its owner adds to it.
+/// The send buffer of a connection, while its owner adds to it.
 pub struct NewRecords<'a, R> {
-    send_queue: &'a mut TransmitQueue<R>,
+    send_buffer: &'a mut SendBuffer<R>,
     unsent: u32,
 }
 
@@ -24,7 +24,7 @@ impl<R> NewRecords<'_, R> {
     pub fn push(&mut self, len: u32, record: R, ends_message: bool) {
         debug_assert!(len > 0 && self.unsent.checked_add(len).is_some());
         self.unsent = self.unsent.wrapping_add(len);
-        self.send_queue.push_record(len, record, ends_message);
+        self.send_buffer.push_record(len, record, ends_message);
     }
 
     /// Queues `units` records of `unit_len` bytes each, neither 0, as one entry. Segments end between
@@ -34,7 +34,7 @@ impl<R> NewRecords<'_, R> {
         let len = unit_len.checked_mul(units.into());
         debug_assert!(len.is_some_and(|len| len > 0 && self.unsent.checked_add(len).is_some()));
         self.unsent = self.unsent.wrapping_add(len.unwrap_or(0));
-        self.send_queue
+        self.send_buffer
             .push_run((unit_len, units), record, ends_message);
     }
 }
@@ -70,8 +70,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn prefetch_queues_for_sending(&mut self, id: ConnId) {
         if let Some(conn) = self.slots.get_mut(id.index) {
-            conn.sender.send_queue.reuse_memory();
-            conn.sender.send_queue.prefetch::<B>();
+            conn.sender.send_buffer.reuse_memory();
+            conn.sender.send_buffer.prefetch::<B>();
             if let Some(recovery) = &conn.sender.recovery {
                 B::prefetch(&raw const **recovery);
             }
@@ -137,7 +137,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })?;
         let before = conn.tcb.unsent;
         let mut records = NewRecords {
-            send_queue: &mut conn.sender.send_queue,
+            send_buffer: &mut conn.sender.send_buffer,
             unsent: before,
         };
         let result = fill(&mut records);
@@ -201,7 +201,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn take_acked(&mut self, id: ConnId, visit: impl FnMut(R)) {
         if let Some(conn) = self.slots.owned_mut(id) {
-            conn.sender.send_queue.take_acked(visit);
+            conn.sender.send_buffer.take_acked(visit);
         }
     }
 
@@ -210,7 +210,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn take_acked_units(&mut self, id: ConnId, visit: impl FnMut(&R, Range<u16>)) {
         if let Some(conn) = self.slots.owned_mut(id) {
-            conn.sender.send_queue.take_acked_units(visit);
+            conn.sender.send_buffer.take_acked_units(visit);
         }
     }
 
@@ -220,7 +220,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if let Some(conn) = self.slots.owned_mut(id)
             && matches!(conn.tcb.state, TcpState::Closed | TcpState::TimeWait)
         {
-            conn.sender.send_queue.drain_all(visit);
+            conn.sender.send_buffer.drain_all(visit);
         }
     }
 

@@ -63,7 +63,7 @@ impl ConnectionFlags {
     pub const NARROW_PATH: ConnectionFlags = ConnectionFlags(1 << 25);
     /// Established, and counted in its listener's `ready`.
     pub const COUNTED_READY: ConnectionFlags = ConnectionFlags(1 << 26);
-    /// Sent entries of the send queue may cover several segments.
+    /// Sent entries of the send buffer may cover several segments.
     pub const MULTI_SEGMENT: ConnectionFlags = ConnectionFlags(1 << 27);
     /// New segments wait for the pacer.
     pub const WAITS_FOR_PACER: ConnectionFlags = ConnectionFlags(1 << 28);

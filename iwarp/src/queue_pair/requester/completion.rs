@@ -2,7 +2,7 @@
 //! section 6, PROTOCOL.md section 5).
 
 use super::Requester;
-use super::send_queue::SendEntry;
+use super::work_request_queue::SendEntry;
 use crate::environment::{ExtBufRef, QpEnv, RingFault};
 use crate::queue_pair::state::{FLUSHES_PER_TURN, QpInitAttr, StreamErrors};
 use siw_shm::{Opcode, Wc, WcOpcode, WcStatus};

@@ -7,7 +7,7 @@
 
 use super::Requester;
 use super::outstanding_read::sink_stag;
-use super::send_queue::SendEntry;
+use super::work_request_queue::SendEntry;
 use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{
     ControlOctets, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,

@@ -15,8 +15,8 @@ mod completion;
 mod message;
 mod outstanding_read;
 mod read_exchange;
-mod send_queue;
 mod terminated_request;
+mod work_request_queue;
 
 pub(crate) use completion::CompletionContext;
 pub(crate) use outstanding_read::{OutstandingRead, PLACEHOLDER_STAG};
@@ -27,11 +27,11 @@ use crate::mpa::RtrKind;
 use crate::queue_pair::state::{DrainState, QpInitAttr};
 use crate::rdmap::atomic_header::ATOMIC_OPERAND_LEN;
 use crate::record::{FpduKind, MessageSlot};
-use send_queue::{SendEntry, WorkRequestQueue};
 use siw_memory::KeyReader;
 use siw_memory::key_table::{Retired, Stag};
 use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, WcStatus};
 use std::collections::{BTreeSet, VecDeque};
+use work_request_queue::{SendEntry, WorkRequestQueue};
 
 /// A work request or its ring is invalid: the queue pair ends with a local error. The work request
 /// keeps the status with which it completes.

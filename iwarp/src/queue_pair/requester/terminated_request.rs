@@ -1,7 +1,7 @@
 //! Finds the work request that a received Terminate refers to.
 
 use super::Requester;
-use super::send_queue::SendEntry;
+use super::work_request_queue::SendEntry;
 use crate::ddp::{ControlOctets, MAX_HDR_LEN, TaggedHeader, UntaggedHeader};
 use crate::queue_pair::error_mapping::completion_status;
 use crate::rdmap::RdmapOpcode;

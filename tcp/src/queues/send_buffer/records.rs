@@ -70,7 +70,7 @@ impl<R> QueuedRecord<R> {
 }
 
 /// The plan of the next new segment. Nothing changes until it is sent and
-/// [`commit_plan`](super::TransmitQueue::commit_plan) is called.
+/// [`commit_plan`](super::SendBuffer::commit_plan) is called.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentPlan {
     pub len: u32,

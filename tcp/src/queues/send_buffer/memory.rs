@@ -1,11 +1,11 @@
-//! The memory of a transmit queue: prefetch, reuse and release.
+//! The memory of a send buffer: prefetch, reuse and release.
 
 use std::collections::VecDeque;
 
-use super::TransmitQueue;
+use super::SendBuffer;
 use crate::base::buffer::RecvBuf;
 
-impl<R> TransmitQueue<R> {
+impl<R> SendBuffer<R> {
     fn is_empty(&self) -> bool {
         self.records.is_empty() && self.sent.is_empty()
     }

@@ -1,16 +1,16 @@
-//! Tests of the send queue: segmentation of records, acknowledgements and resegmentation.
+//! Tests of the send buffer: segmentation of records, acknowledgements and resegmentation.
 
 use super::*;
 
-fn queue(lens: &[u32]) -> TransmitQueue<usize> {
-    let mut host = TransmitQueue::new();
+fn queue(lens: &[u32]) -> SendBuffer<usize> {
+    let mut host = SendBuffer::new();
     for (i, &len) in lens.iter().enumerate() {
         host.push_record(len, i, false);
     }
     host
 }
 
-fn pieces(queue: &TransmitQueue<usize>, i: usize) -> Vec<(usize, u32, u32)> {
+fn pieces(queue: &SendBuffer<usize>, i: usize) -> Vec<(usize, u32, u32)> {
     let segment = &queue.sent[i];
     let pieces = queue.pieces((segment.record, segment.offset), segment.len);
     pieces
@@ -18,7 +18,7 @@ fn pieces(queue: &TransmitQueue<usize>, i: usize) -> Vec<(usize, u32, u32)> {
         .collect()
 }
 
-fn send_all(queue: &mut TransmitQueue<usize>, emss: u32) -> (SeqNr, u32) {
+fn send_all(queue: &mut SendBuffer<usize>, emss: u32) -> (SeqNr, u32) {
     let (mut seq, mut pipe) = (SeqNr(u32::MAX - 100), 0);
     while let Some(plan) = queue.plan_segment(emss, u32::MAX) {
         queue
@@ -124,7 +124,7 @@ fn a_super_segment_is_acked_and_split_like_segments() {
         }
         copy.sent = combined.sent.clone();
         copy.split_multi_segments(0);
-        let parts = |queue: &TransmitQueue<usize>| {
+        let parts = |queue: &SendBuffer<usize>| {
             let whole = |(i, segment): (usize, &InFlightSegment)| {
                 let flags = segment.flags & !SUPER_SEGMENT;
                 (segment.seq, flags, segment.mss, pieces(queue, i))
@@ -158,7 +158,7 @@ fn records_complete_in_order_with_their_last_segment() {
 }
 
 /// Returns the lengths of the queue's segments, and whether each ends a message.
-fn segments(queue: &TransmitQueue<usize>) -> Vec<(u32, bool)> {
+fn segments(queue: &SendBuffer<usize>) -> Vec<(u32, bool)> {
     let segments = queue.sent.iter();
     segments
         .map(|segment| (segment.len, segment.flags & PUSH != 0))
@@ -167,7 +167,7 @@ fn segments(queue: &TransmitQueue<usize>) -> Vec<(u32, bool)> {
 
 #[test]
 fn segments_are_divided_between_units_of_a_run() {
-    let mut queue = TransmitQueue::new();
+    let mut queue = SendBuffer::new();
     queue.push_record(100, 0, false);
     queue.push_run((84, 20), 1, true);
     queue.push_run((100, 3), 2, false);
@@ -196,12 +196,12 @@ fn segments_are_divided_between_units_of_a_run() {
 
 #[test]
 fn a_narrower_path_and_a_narrow_window_cut_runs_between_units_if_they_can() {
-    let mut queue = TransmitQueue::new();
+    let mut queue = SendBuffer::new();
     queue.push_run((300, 6), 0, true);
     send_all(&mut queue, 1000);
     assert_eq!(segments(&queue), [(900, true), (900, true)]);
     queue.resegment_to(700);
-    let lens = |queue: &TransmitQueue<usize>| {
+    let lens = |queue: &SendBuffer<usize>| {
         let segments = queue.sent.iter();
         segments.map(|segment| segment.len).collect::<Vec<_>>()
     };
@@ -213,7 +213,7 @@ fn a_narrower_path_and_a_narrow_window_cut_runs_between_units_if_they_can() {
     );
 
     // A part of a unit: the rest is sent alone.
-    let mut queue = TransmitQueue::new();
+    let mut queue = SendBuffer::new();
     queue.push_run((300, 3), 0, true);
     let plan = queue.plan_part(100);
     queue.commit_plan(&plan);
@@ -235,7 +235,7 @@ fn full_segments_of_a_run_are_taken_at_once() {
         max_segments: 64,
         max_bytes: 60_000,
     };
-    let mut queue = TransmitQueue::new();
+    let mut queue = SendBuffer::new();
     queue.push_run((1000, 10), 0, false);
     queue.push_run((84, 30), 1, true);
     let seq = SeqNr(7);
@@ -258,7 +258,7 @@ fn a_super_segment_has_no_more_bytes_than_a_frame_may_have() {
         max_bytes: 60_000,
     };
     let seq = SeqNr(7);
-    let mut long = TransmitQueue::new();
+    let mut long = SendBuffer::new();
     long.push_run((9000, 20), 0, false);
     for offset in [54_000, 108_000, 162_000] {
         let (frame, count) = long
@@ -266,7 +266,7 @@ fn a_super_segment_has_no_more_bytes_than_a_frame_may_have() {
             .expect("a segment");
         assert_eq!((frame.len, count, long.next_offset), (54_000, 6, offset));
     }
-    let mut longest = TransmitQueue::new();
+    let mut longest = SendBuffer::new();
     longest.push_run((65_000, 2), 0, false);
     let taken = longest.take_multi_segment((65_000, 65_000, 1_000_000), &tso, seq, 0);
     let (frame, count) = taken.expect("a segment");
@@ -279,7 +279,7 @@ fn units_shorter_than_a_segment_are_taken_at_once() {
         max_segments: 64,
         max_bytes: 60_000,
     };
-    let mut queue = TransmitQueue::new();
+    let mut queue = SendBuffer::new();
     queue.push_run((996, 10), 0, false);
     queue.push_run((996, 1), 1, false);
     queue.push_run((1000, 2), 2, false);

@@ -46,7 +46,7 @@ pub(crate) struct InFlightSegment {
     pub flags: u8,
     /// If the entry stands for several segments, the payload of each (the last may be shorter); 0
     /// for a single segment. Only single segments are ever marked, see
-    /// [`TransmitQueue::split_multi_segments`].
+    /// [`SendBuffer::split_multi_segments`].
     pub mss: u16,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct AckedSegments {
 }
 
 /// The pushed records that were not yet returned, and the segments in flight.
-pub(crate) struct TransmitQueue<R> {
+pub(crate) struct SendBuffer<R> {
     records: VecDeque<QueuedRecord<R>>,
     /// Segments in flight, in the order of their sequence numbers, without gaps.
     pub sent: VecDeque<InFlightSegment>,
@@ -105,10 +105,10 @@ pub(crate) struct TransmitQueue<R> {
     next_offset: u32,
 }
 
-impl<R> TransmitQueue<R> {
+impl<R> SendBuffer<R> {
     /// Returns an empty queue.
     pub(crate) fn new() -> Self {
-        TransmitQueue {
+        SendBuffer {
             records: VecDeque::new(),
             sent: VecDeque::new(),
             base: 0,
