@@ -23,11 +23,12 @@
 //! the process: a claim holds one for each shared address that it covers. Claims are made by the
 //! control thread and at the start, never by workers.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -335,10 +336,7 @@ impl HostPorts {
         if self.connect_ports.contains(port) {
             return Ok(PortClaim::default());
         }
-        let mut claims = self
-            .single_claims
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut claims = self.single_claims.lock();
         let addresses = self.addresses.iter();
         let sockets = addresses
             .filter(|address| includes(**address))
@@ -363,10 +361,7 @@ impl HostPorts {
         let Some(address) = addresses.find(|address| includes(*address)) else {
             return Ok(None);
         };
-        let mut claims = self
-            .single_claims
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut claims = self.single_claims.lock();
         let holder = claims.claim(address, 0, self.steering.as_ref())?;
         Ok(Some((
             holder.port,

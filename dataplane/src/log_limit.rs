@@ -1,8 +1,8 @@
 //! A limit for each kind of message in the log: a client that makes the daemon log the same warning
 //! without end fills neither the journal nor the daemon's time. A kind is a place in the code.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::callsite::Identifier;
@@ -63,7 +63,7 @@ pub struct LogLimit {
 impl LogLimit {
     fn count_message(&self, kind: Identifier) -> LogDecision {
         let now = Instant::now();
-        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kinds = self.kinds.lock();
         let period = kinds.entry(kind).or_insert(Period {
             start: now,
             count: 0,

@@ -4,11 +4,12 @@
 //! environment is cleaned up and its hugepages return to the kernel.
 
 use crate::{Error, RegisteredThread, Result, error, hugepages, log, thread};
+use parking_lot::{Mutex, MutexGuard};
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Addresses that devices use to read memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +94,7 @@ static DEVICES: Mutex<()> = Mutex::new(());
 
 /// Held around the calls that attach or remove a device.
 pub(crate) fn device_lock() -> MutexGuard<'static, ()> {
-    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+    DEVICES.lock()
 }
 
 impl Eal {

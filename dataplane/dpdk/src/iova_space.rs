@@ -1,7 +1,8 @@
 //! I/O addresses for memory whose virtual address an IOMMU cannot translate: IOMMUs of client
 //! platforms translate 39 bits, and the kernel maps process memory above them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Alignment of every range: the largest supported page size.
 const ALIGNMENT: u64 = 2 << 20;
@@ -41,7 +42,7 @@ impl IovaSpace {
     /// Allocates `len` bytes in the first gap that is large enough; `None` if there is none.
     pub(crate) fn allocate(&self, len: u64) -> Option<IovaRange> {
         let len = len.checked_next_multiple_of(ALIGNMENT)?;
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.used.lock();
         let mut base = 1 << (self.width - 1);
         let mut index = 0;
         for (start, used_len) in used.iter() {
@@ -64,11 +65,7 @@ impl IovaSpace {
 
 impl Drop for IovaRange {
     fn drop(&mut self) {
-        let mut used = self
-            .space
-            .used
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.space.used.lock();
         used.retain(|(start, _)| *start != self.base);
     }
 }

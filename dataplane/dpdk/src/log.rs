@@ -1,10 +1,11 @@
 //! Redirects the EAL's log: each line becomes a `tracing` event, and the last warnings of each
 //! thread are kept, since DPDK reports the reason of most failures only there.
 
+use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_char;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// RTE_LOG_ERR and RTE_LOG_WARNING of rte_log.h; lower is more severe.
@@ -92,7 +93,7 @@ unsafe extern "C" fn on_log_line(level: u32, text: *const c_char, len: usize) {
 /// Logs a line, unless it repeats a recent one.
 fn log_line(level: u32, line: &str) {
     let passed = {
-        let mut lines = REPETITIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = REPETITIONS.lock();
         lines.pass(line, Instant::now())
     };
     let Some(repeated) = passed else {

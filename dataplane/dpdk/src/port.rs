@@ -12,12 +12,13 @@ use crate::{
     TxQueue, driver_traits, eal, error, log,
 };
 use dpdk_sys as sys;
+use parking_lot::Mutex;
 use siw_xdp::XdpInterface;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// A receive and a transmit queue; `None` where the port has fewer queues in that direction.
 pub type PortQueues = (Option<RxQueue>, Option<TxQueue>);
@@ -492,16 +493,13 @@ impl Port {
         self.lock_state().memberships.push(membership);
     }
 
-    fn lock_state(&self) -> std::sync::MutexGuard<'_, PortState> {
-        self.inner
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn lock_state(&self) -> parking_lot::MutexGuard<'_, PortState> {
+        self.inner.state.lock()
     }
 
     /// Locks the state for a change of the port that requires all queues to be dropped. Queues are
     /// handed out under the same lock, so none appears between this check and the change.
-    fn lock_unused(&self) -> Result<std::sync::MutexGuard<'_, PortState>> {
+    fn lock_unused(&self) -> Result<parking_lot::MutexGuard<'_, PortState>> {
         let state = self.lock_state();
         match self.inner.queues_out.load(Ordering::Acquire) {
             0 => Ok(state),

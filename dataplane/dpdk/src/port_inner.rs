@@ -4,9 +4,10 @@ use crate::tap_interface::TapInterface;
 use crate::xdp_port::XdpPort;
 use crate::{DriverTraits, Eal, Mempool, PortCaps, eal};
 use dpdk_sys as sys;
+use parking_lot::Mutex;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// State of a port, shared by its handles and queues.
 pub(crate) struct PortInner {
@@ -115,7 +116,7 @@ pub(crate) struct PairRings {
 
 impl PairRings {
     pub(crate) fn keep_alive(&self, pools: &[Mempool]) {
-        let mut kept = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.pools.lock();
         kept.extend_from_slice(pools);
     }
 }

@@ -4,9 +4,10 @@
 use crate::port_inner::PairRings;
 use crate::{Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;
+use parking_lot::Mutex;
 use std::ffi::CString;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 impl Port {
     /// Creates a pair of ports; queue `i` of one is joined to queue `i` of the other in both

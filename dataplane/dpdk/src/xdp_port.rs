@@ -11,8 +11,8 @@
 //!     queue 0: sockets 0, n, 2n ...   queue 1: sockets 1, n+1 ...  of n queues of the port
 //! ```
 
+use parking_lot::{Mutex, MutexGuard};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use siw_xdp::{
     AttachMode, Claim, ClaimKind, CopyMode, FrameMembership, NeighbourCopies, PACKET_HEADROOM,
@@ -110,7 +110,7 @@ impl XdpPort {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, XdpState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(crate) fn device_info(&self) -> PortInfo {
