@@ -554,7 +554,8 @@ const DEFAULT_MAPPINGS: u64 = 65_530;
 /// Descriptors that are reserved for the daemon.
 const SPARE_DESCRIPTORS: u64 = 512;
 
-/// Bytes of a field of /proc/meminfo that is in kB.
+/// Bytes of a field of /proc/meminfo that is in kB. Read without the crate `procfs`: no parser of the
+/// daemon or the tools would become shorter, as each takes one or two fields.
 fn meminfo_bytes(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kilobytes = text

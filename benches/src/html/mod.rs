@@ -1,4 +1,5 @@
-//! `siw-perf report`: a self-contained HTML page, and tables in Markdown.
+//! `siw-perf report`: a self-contained HTML page, and tables in Markdown. Without a template crate: a
+//! page is a few tables, whose rows the code computes, and plots in SVG.
 
 mod plot;
 mod transfer_table;
