@@ -13,6 +13,27 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 use crate::wire::segment::{ECE, FIN, Segment};
 
+/// An ACK, without its SACK blocks.
+#[derive(Clone, Copy)]
+struct AckOutcome {
+    /// Sequence space by which SND.UNA advanced.
+    newly: u32,
+    /// Bytes of it that had not been selectively acknowledged before.
+    delivered: u32,
+    /// It is a duplicate ACK (RFC 5681 section 2).
+    is_duplicate: bool,
+}
+
+/// Kind of an ACK in a recovery.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RecoveryAckKind {
+    Duplicate,
+    /// RFC 6582 section 3.2.
+    Partial,
+    /// Any other, or none: the reordering timer expired.
+    Other,
+}
+
 impl<R> Sender<R> {
     /// Processes the ACK, which is at most SND.NXT, and the window of an acceptable segment.
     #[inline]
@@ -63,7 +84,12 @@ impl<R> Sender<R> {
             && seg.ack == tcb.snd_una
             && seg.flags & FIN == 0;
         if tcb.has(ConnectionFlags::RECOVERING) || seg.sacks > 0 || dup {
-            self.process_loss_signals(tcb, path, cx, seg, (newly, dup), delivered);
+            let outcome = AckOutcome {
+                newly,
+                delivered,
+                is_duplicate: dup,
+            };
+            self.process_loss_signals(tcb, path, cx, seg, outcome);
         }
         if tcb.has(ConnectionFlags::ECN) {
             self.on_ecn_ack(tcb, cx, seg, newly);
@@ -167,13 +193,17 @@ impl<R> Sender<R> {
         seg: &Segment,
     ) {
         if tcb.has(ConnectionFlags::SACK) {
-            self.process_loss_signals(tcb, path, cx, seg, (0, false), 0);
+            let outcome = AckOutcome {
+                newly: 0,
+                delivered: 0,
+                is_duplicate: false,
+            };
+            self.process_loss_signals(tcb, path, cx, seg, outcome);
         }
     }
 
     /// Processes SACK blocks and duplicate ACKs: marks losses, begins and ends recoveries (RFC
-    /// 6675, RFC 6582, RFC 9937, RFC 8985). `newly`: how far SND.UNA advanced; `delivered`: the
-    /// bytes of it that had not been selectively acknowledged before. `dup`: it is a duplicate ACK.
+    /// 6675, RFC 6582, RFC 9937, RFC 8985).
     #[cold]
     fn process_loss_signals(
         &mut self,
@@ -181,9 +211,13 @@ impl<R> Sender<R> {
         path: &PathState,
         cx: &mut TcpContext<'_>,
         seg: &Segment,
-        (newly, dup): (u32, bool),
-        mut delivered: u32,
+        outcome: AckOutcome,
     ) {
+        let AckOutcome {
+            newly,
+            mut delivered,
+            is_duplicate: dup,
+        } = outcome;
         let new = newly > 0;
         self.start_recovery(tcb);
         cx.shared.stats.dup_acks_in += u64::from(dup);
@@ -212,7 +246,11 @@ impl<R> Sender<R> {
         recovery.is_answered |= dup;
         let mut due = 0;
         let mut before = recovery.lost;
-        let mut partial = false;
+        let mut kind = if dup {
+            RecoveryAckKind::Duplicate
+        } else {
+            RecoveryAckKind::Other
+        };
         let mut heard = false;
         if tcb.has(ConnectionFlags::SACK) {
             let (segs, bytes) = recovery.process_sack(tcb, &mut self.send_buffer, seg, cx.now.0);
@@ -229,7 +267,7 @@ impl<R> Sender<R> {
             && tcb.phase == RecoveryPhase::Recovery
             && !recovery.reduction.is_over(tcb.snd_una)
         {
-            partial = true;
+            kind = RecoveryAckKind::Partial;
             recovery.mark_first_lost(tcb, &mut self.send_buffer); // partial ACK, RFC 6582 section 3.2 (5)
         }
         if tcb.has(ConnectionFlags::SACK) {
@@ -250,7 +288,7 @@ impl<R> Sender<R> {
             advanced: new,
             finds_loss,
         };
-        self.adjust_window_in_recovery(tcb, cx, fresh, ack, (dup, partial));
+        self.adjust_window_in_recovery(tcb, cx, fresh, ack, kind);
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         if heard && !matches!(tcb.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
             // RFC 6675 section 6 permits this restart. The loss of a retransmission shows only in
@@ -338,15 +376,14 @@ impl<R> Sender<R> {
     }
 
     /// Begins fast recovery if `lost` segments were declared lost outside of one; during a
-    /// recovery, sets the window to what the ACK permits. `dup`: it is a duplicate ACK. `partial`:
-    /// it is a partial ACK (RFC 6582).
+    /// recovery, sets the window to what the ACK permits.
     fn adjust_window_in_recovery(
         &mut self,
         tcb: &mut Tcb,
         cx: &mut TcpContext<'_>,
         lost: u32,
         mut ack: RecoveryAck,
-        (dup, partial): (bool, bool),
+        kind: RecoveryAckKind,
     ) {
         let Some(recovery) = &mut self.recovery else {
             return;
@@ -377,13 +414,14 @@ impl<R> Sender<R> {
         if tcb.phase == RecoveryPhase::Recovery {
             let flight = tcb.flight_state();
             if !tcb.has(ConnectionFlags::SACK) {
-                ack.delivered =
-                    recovery
-                        .reduction
-                        .delivered_without_sack(ack.delivered, dup, flight.mss);
+                ack.delivered = recovery.reduction.delivered_without_sack(
+                    ack.delivered,
+                    kind == RecoveryAckKind::Duplicate,
+                    flight.mss,
+                );
             }
             recovery.reduction.on_ack(&mut tcb.window, &flight, ack);
-            if partial {
+            if kind == RecoveryAckKind::Partial {
                 recovery.reduction.on_partial_ack(&mut tcb.window, &flight);
             }
         }
@@ -407,7 +445,7 @@ impl<R> Sender<R> {
             advanced: false,
             finds_loss,
         };
-        self.adjust_window_in_recovery(tcb, cx, fresh, ack, (false, false));
+        self.adjust_window_in_recovery(tcb, cx, fresh, ack, RecoveryAckKind::Other);
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         tcb.restart_retransmission_timer(cx);
         select_recovery_timer(tcb, cx, due, false);

@@ -2,12 +2,14 @@
 //! they hold, and the receive window: its advertised edge, and its growth on long paths.
 
 use crate::base::buffer::RecvBuf;
+use crate::base::events::Events;
 use crate::base::sequence::SeqNr;
 use crate::connection::context::TcpContext;
 use crate::queues::out_of_order_queue::OutOfOrderQueue;
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
+use crate::wire::segment::{FIN, PSH, Segment};
 
 /// The round trip in ns from which a path is long: the initial window suffices for shorter ones, and
 /// their connections are spared the measurement.
@@ -17,6 +19,18 @@ pub(crate) const LONG_PATH: u64 = 1 << 20;
 const POSITION_SHIFT: u32 = 14;
 /// Units of `round_tick`, as a shift.
 const TICK_SHIFT: u32 = 20;
+
+/// Data that was put into the receive queue.
+#[derive(Clone, Copy)]
+pub(crate) struct Delivery {
+    pub bytes: u32,
+    /// Buffers that were not held before; 0 if the data went into one that was.
+    pub buffers: u32,
+    /// Number of segments for the ACK policy.
+    pub segments: u32,
+    /// The last segment had PSH.
+    pub push: bool,
+}
 
 /// The receive side of one connection. RCV.NXT and the window are in its [`Tcb`].
 #[repr(C)]
@@ -177,5 +191,201 @@ impl<B: RecvBuf> Receiver<B> {
                 .map_or(0, |queue| queue.buffer_count());
         cx.shared.held_buffers = cx.shared.held_buffers + count - self.counted_buffers as usize;
         self.counted_buffers = count as u32;
+    }
+
+    /// Puts in-order payload into the receive queue and decides when to acknowledge it (RFC 9293
+    /// section 3.8.6.3).
+    #[inline]
+    pub(crate) fn deliver_in_order(
+        &mut self,
+        tcb: &mut Tcb,
+        cx: &mut TcpContext<'_>,
+        buffer: B,
+        push: bool,
+    ) {
+        let (len, buffers) = (buffer.remaining() as u32, buffer.buffer_count() as u32);
+        self.receive_queue.push(buffer);
+        let delivery = Delivery {
+            bytes: len,
+            buffers,
+            // A segment coalesced by the port counts as two, so that it is acknowledged at once.
+            segments: 1 + u32::from(len > u32::from(tcb.emss)),
+            push,
+        };
+        self.on_delivered(tcb, cx, delivery);
+    }
+
+    /// Accounts for data that was put into the receive queue, and decides when to acknowledge it.
+    #[inline]
+    pub(crate) fn on_delivered(
+        &mut self,
+        tcb: &mut Tcb,
+        cx: &mut TcpContext<'_>,
+        delivery: Delivery,
+    ) {
+        let Delivery {
+            bytes,
+            buffers,
+            segments,
+            push,
+        } = delivery;
+        cx.shared.stats.in_bytes += u64::from(bytes);
+        tcb.rcv_nxt += bytes;
+        self.counted_buffers += buffers;
+        cx.shared.held_buffers += buffers as usize;
+        tcb.unacked_segs = (u32::from(tcb.unacked_segs) + segments).min(255) as u8;
+        if push && tcb.unacked_segs == 1 && tcb.has(ConnectionFlags::ANSWERS) {
+            cx.await_answer(tcb);
+        } else if push || tcb.unacked_segs >= 2 {
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+        } else if tcb.ack_at == 0 {
+            tcb.ack_at = cx.now.0 + cx.shared.delayed_ack;
+            cx.schedule_timer(tcb, tcb.ack_at);
+        }
+        cx.raise_event(tcb, Events::READABLE);
+    }
+
+    /// Takes the payload and the FIN of an acceptable segment (RFC 9293 section 3.10.7.4, seventh).
+    /// Returns whether the peer's FIN is next in sequence.
+    pub(crate) fn take_payload(
+        &mut self,
+        tcb: &mut Tcb,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        mut buffer: B,
+    ) -> bool {
+        let mut seq = seg.seq;
+        let mut fin = seg.flags & FIN != 0;
+        let was_seen = seq.lt(tcb.rcv_nxt);
+        if was_seen {
+            let old = (tcb.rcv_nxt - seq).min(buffer.remaining() as u32);
+            cx.shared.stats.dup_bytes_in += u64::from(old);
+            buffer.advance(old as usize);
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+            self.note_duplicate(tcb, seq, seq + old);
+            seq += old;
+        }
+        let space = tcb.rcv_adv.distance_from(seq).max(0) as usize;
+        if buffer.remaining() > space {
+            buffer.truncate(space);
+            fin = false;
+        }
+        if fin && !tcb.has(ConnectionFlags::FIN_SEEN) {
+            self.fin_at = seq + buffer.remaining() as u32;
+            tcb.flags |= ConnectionFlags::FIN_SEEN;
+            if let Some(queue) = &mut self.out_of_order {
+                queue.discard_from(self.fin_at);
+            }
+        }
+        if tcb.has(ConnectionFlags::FIN_SEEN) {
+            // Data beyond a FIN is ignored (section 3.10.7.4 seventh).
+            let space = self.fin_at.distance_from(seq).max(0) as usize;
+            buffer.truncate(buffer.remaining().min(space));
+        }
+        if buffer.remaining() > 0 {
+            self.update_held_buffers(cx);
+            let full = cx.shared.is_receive_full(self.counted_buffers);
+            if seq == tcb.rcv_nxt {
+                let shares = full || cx.shared.shares_buffers(self.counted_buffers);
+                let shares = shares && self.receive_queue.absorb(&buffer);
+                // A segment that fills a hole is kept beyond the limit, because the buffers held
+                // beyond the hole could otherwise never be delivered. Above a second limit it
+                // replaces the last segment held out of order (RFC 2018 section 8).
+                if full && !shares && !self.make_room(cx) {
+                    cx.shared.stats.rcv_q_drop += 1;
+                    cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+                    return false;
+                }
+                // If a segment has several duplicate parts, the first is reported (RFC 2883 section
+                // 4.2).
+                if !was_seen {
+                    self.note_overlap(tcb, seq, seq + buffer.remaining() as u32);
+                }
+                let push = seg.flags & PSH != 0;
+                if shares {
+                    let delivery = Delivery {
+                        bytes: buffer.remaining() as u32,
+                        buffers: 0,
+                        segments: 1,
+                        push,
+                    };
+                    self.on_delivered(tcb, cx, delivery);
+                } else {
+                    self.deliver_in_order(tcb, cx, buffer, push);
+                }
+                if let Some(queue) = &mut self.out_of_order {
+                    let before = self.receive_queue.len_bytes();
+                    tcb.rcv_nxt = queue.deliver_in_order(tcb.rcv_nxt, &mut self.receive_queue);
+                    cx.shared.stats.in_bytes += (self.receive_queue.len_bytes() - before) as u64;
+                    if queue.is_idle() {
+                        self.out_of_order = None;
+                    }
+                    cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+                }
+            } else {
+                cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+                if full {
+                    cx.shared.stats.rcv_q_drop += 1;
+                } else {
+                    cx.shared.stats.ofo_queue += 1;
+                    let len = buffer.remaining();
+                    self.note_overlap(tcb, seq, seq + len as u32);
+                    let queue = self
+                        .out_of_order
+                        .get_or_insert_with(|| Box::new(OutOfOrderQueue::new()));
+                    let kept = queue.insert_segment(seq, buffer);
+                    if kept > 0 && cx.shared.config.show_out_of_order {
+                        queue.remember_unseen(seq);
+                        cx.raise_event(tcb, Events::OUT_OF_ORDER);
+                    }
+                    cx.shared.stats.dup_bytes_in += (len - kept) as u64;
+                }
+            }
+        }
+        self.update_held_buffers(cx);
+        let seen = tcb.flags & (ConnectionFlags::FIN_SEEN | ConnectionFlags::FIN_RECEIVED)
+            == ConnectionFlags::FIN_SEEN;
+        if seen && self.fin_at == tcb.rcv_nxt {
+            return true;
+        }
+        if fin {
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+        }
+        false
+    }
+
+    /// Makes room for a segment that fills a hole, on a connection that has reached its limit of
+    /// held buffers: first an eighth above the limit, then by dropping the last out-of-order
+    /// segment. Returns `false` if there is none to drop.
+    #[cold]
+    fn make_room(&mut self, cx: &mut TcpContext<'_>) -> bool {
+        let limit = cx.shared.config.max_recv_buffers;
+        let Some(queue) = self
+            .out_of_order
+            .as_mut()
+            .filter(|queue| queue.buffer_count() > 0)
+        else {
+            return false;
+        };
+        let all = cx.shared.config.max_held_buffers;
+        if (self.counted_buffers as usize) < limit + limit / 8
+            && cx.shared.held_buffers < all.saturating_add(all / 8)
+        {
+            return true;
+        }
+        cx.shared.stats.rcv_pruned += 1;
+        queue.drop_last()
+    }
+
+    /// Records the first part of `seq..end`, which is about to be received, that is already held,
+    /// for a D-SACK block (RFC 2883 section 4.2).
+    #[inline]
+    fn note_overlap(&mut self, tcb: &Tcb, seq: SeqNr, end: SeqNr) {
+        if let Some(queue) = &mut self.out_of_order
+            && tcb.has(ConnectionFlags::SACK)
+            && let Some((lo, hi)) = queue.first_overlap(seq, end)
+        {
+            queue.note_duplicate(lo, hi);
+        }
     }
 }

@@ -21,6 +21,7 @@ use crate::base::time::Instant;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::input::SegmentVerdict;
+use crate::connection::receiver::Delivery;
 use crate::stack::Stack;
 use crate::stack::syn_cookies::CookieAck;
 use crate::tcb::flags::ConnectionFlags;
@@ -689,8 +690,13 @@ impl RxCoalescer {
         // 7323 section 4.3), and that can only be the one before this run.
         tcb.snd_wl1 = self.match_next - 1;
         tcb.snd_wl2 = self.ack;
-        let run = (self.buffers, self.counted, self.bytes);
-        conn.receiver.on_delivered(tcb, cx, run, self.push);
+        let run = Delivery {
+            bytes: self.bytes,
+            buffers: self.buffers,
+            segments: self.counted,
+            push: self.push,
+        };
+        conn.receiver.on_delivered(tcb, cx, run);
     }
 }
 
