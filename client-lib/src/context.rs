@@ -19,6 +19,7 @@ use siw_shm::control::{
 };
 use siw_shm::device_identity::{GidTable, RawGid, gid_of_ip, gid_of_mac};
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
+use siw_shm::persona::Persona;
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
 use std::collections::{HashMap, VecDeque};
 use std::io::ErrorKind;
@@ -106,6 +107,8 @@ pub struct DeviceInfo {
     pub mpa_rev: u8,
     /// `CAP_` bits of [`siw_shm::control`]: capabilities beyond WRITE, READ and SEND.
     pub capabilities: u64,
+    /// Kind of device that the drop-in libibverbs shows to programs by default.
+    pub persona: Persona,
 }
 
 /// Asynchronous event of an object or of the device.
@@ -561,6 +564,7 @@ impl From<&DeviceReply> for DeviceInfo {
             crc: device.crc != 0,
             mpa_rev: device.mpa_rev,
             capabilities: device.caps,
+            persona: Persona::from_number(device.persona),
         }
     }
 }

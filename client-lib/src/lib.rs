@@ -307,6 +307,7 @@ pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{
     AsyncEventKind, ExtentMethod, Limits, ListPosition, ObjectList, QpState,
 };
+pub use siw_shm::persona::Persona;
 pub use siw_shm::{
     Access, AtomicArgs, Opcode, RecvWr, SendData, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,
     WrFlags,

@@ -445,6 +445,7 @@ impl OpenDevice {
             settings: self.settings_json(),
             driver: self.driver.clone(),
             mac: self.mac,
+            persona: self.config.persona.into(),
             interface: self.config.kernel_interface(),
             routes: self.config.routes.iter().map(|route| route.to).collect(),
             gateway: self.config.gateway.is_some(),

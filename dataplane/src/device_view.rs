@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use siw_shm::device_identity::{GidTable, interface_index};
+use siw_shm::persona::Persona;
 use siw_tcp::{LearnedRoutes, Steering};
 
 use crate::config::{Cidr, DeviceConfig, PermanentNeighbour};
@@ -24,6 +25,8 @@ pub struct DeviceView {
     pub driver: String,
     /// MAC address of the port.
     pub mac: [u8; 6],
+    /// Kind of device that programs see by default.
+    pub persona: Persona,
     /// Kernel interface on the device's link, if there is one.
     pub interface: Option<String>,
     /// The device's own addresses, each with its on-link network.

@@ -3,13 +3,18 @@
 //! folder to programs, and the library that `siwrun` preloads redirects hard-wired paths to it.
 //!
 //! ```text
-//! SOCKET.sysfs/devices/siwd/siw0.5/infiniband/siw0/ports/1/...
-//!                                 /infiniband_verbs/uverbs0/...
-//!                                 /net/siw0/...
-//!             /class/infiniband/siw0 -> ../../devices/siwd/siw0.5/infiniband/siw0
+//! SOCKET.sysfs/devices/siwd/siw0.5:00.0/infiniband/siw0/ports/1/...
+//!                                      /infiniband_verbs/uverbs0/...
+//!                                      /net/siw0/...
+//!             /class/infiniband/siw0 -> ../../devices/siwd/siw0.5:00.0/infiniband/siw0
 //!             /class/infiniband_verbs/uverbs0 -> ...
 //!             /dev/infiniband/uverbs0 -> /dev/null
+//!             /personas/roce/...
 //! ```
+//!
+//! Below `personas` are trees of the same form, one for each persona that a program may want for all devices
+//! (`siwrun --persona`); the files above have the persona of the device's configuration. Files that change with
+//! the link, and counters, are links to those above.
 //!
 //! Programs find a device by the links of `class`, which are made last: they see all of its files, with the
 //! counters. Its folder ends in a number of its own, so counters of an earlier device of the name cannot get
@@ -21,7 +26,10 @@ use std::net::Ipv6Addr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use siw_shm::device_identity::{interface_index, ip_of_gid, link_rate, node_guid, sysfs_tree_of};
+use siw_shm::device_identity::{
+    interface_index, ip_of_gid, link_rate, node_guid, persona_tree_of, sysfs_tree_of,
+};
+use siw_shm::persona::{LinkLayer, Persona};
 
 use crate::device_view::DeviceView;
 use crate::worker::messages::PortStats;
@@ -107,9 +115,43 @@ fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|octet| format!("{octet:02x}")).join(":")
 }
 
-/// The folder of a device, below the tree's.
+/// One of the trees with the files of all devices.
+#[derive(Clone, Copy)]
+enum Tree {
+    /// Devices have the personas of the configuration.
+    Main,
+    /// All devices have this persona.
+    OfPersona(Persona),
+}
+
+impl Tree {
+    /// All trees; the main one is first, because the others link to its files.
+    fn all() -> impl Iterator<Item = Tree> {
+        let others = Persona::ALL.into_iter().map(Tree::OfPersona);
+        [Tree::Main].into_iter().chain(others)
+    }
+
+    /// Its folder; `main` is that of the main tree.
+    fn root(self, main: &Path) -> PathBuf {
+        match self {
+            Tree::Main => main.to_owned(),
+            Tree::OfPersona(persona) => persona_tree_of(main, persona),
+        }
+    }
+
+    /// The persona of a device in it.
+    fn persona_of(self, device: &DeviceView) -> Persona {
+        match self {
+            Tree::Main => device.persona,
+            Tree::OfPersona(persona) => persona,
+        }
+    }
+}
+
+/// The folder of a device, below the tree's. Programs compare these paths to find the ports of one card: NCCL
+/// replaces the last character and two before it, which are zeros here as in the addresses of PCI functions.
 fn device_folder(name: &str, instance: u64) -> String {
-    format!("devices/siwd/{name}.{instance}")
+    format!("devices/siwd/{name}.{instance}:00.0")
 }
 
 /// The folder of a device's port.
@@ -131,24 +173,48 @@ fn write_link(port: &Folder, device: &DeviceView) -> io::Result<()> {
     ])
 }
 
-fn write_port(port: &Folder, device: &DeviceView) -> io::Result<()> {
-    write_link(port, device)?;
+/// Files of a port that change with the link, and folders of its counters.
+const CHANGING_FILES: [&str; 3] = ["state", "phys_state", "rate"];
+const COUNTER_FOLDERS: [&str; 2] = ["counters", "hw_counters"];
+
+/// Links from the port of a persona's tree to files of the main tree.
+fn link_changing_files(port: &Folder, device: &DeviceView, has_counters: bool) -> io::Result<()> {
+    let target = port_folder(Path::new(""), &device.name, device.instance);
+    // The trees of personas are two folders below the main one.
+    let steps = target.components().count() + 2;
+    let target = Path::new(&"../".repeat(steps)).join(target);
+    let counters = COUNTER_FOLDERS.iter().filter(|_| has_counters);
+    for name in CHANGING_FILES.iter().chain(counters) {
+        port.link(name, &target.join(name).to_string_lossy())?;
+    }
+    Ok(())
+}
+
+fn write_port(port: &Folder, device: &DeviceView, persona: Persona) -> io::Result<()> {
+    let link_layer = match persona.link_layer() {
+        LinkLayer::InfiniBand => "InfiniBand",
+        LinkLayer::Ethernet => "Ethernet",
+    };
     port.write_lines(&[
-        ("link_layer", "Ethernet"),
-        ("lid", "0x0"),
+        ("link_layer", link_layer),
         ("lid_mask_count", "0"),
-        ("sm_lid", "0x0"),
         ("sm_sl", "0"),
-        ("cap_mask", "0x00000000"),
+        (
+            "cap_mask",
+            &format!("{:#010x}", persona.port_capabilities()),
+        ),
     ])?;
     // iWARP has no partitions: only the default one is shown.
     port.folder("pkeys")?.write_line("0", "0xffff")?;
-    write_gids(port, device)
+    write_addresses(port, device, persona)
 }
 
-/// Writes the GIDs of a port, and removes those beyond its table. A hole has a GID of zeros, as under
+/// Writes LID and GIDs of a port, and removes GIDs beyond its table. A hole has a GID of zeros, as under
 /// Linux, and neither type nor interface.
-fn write_gids(port: &Folder, device: &DeviceView) -> io::Result<()> {
+fn write_addresses(port: &Folder, device: &DeviceView, persona: Persona) -> io::Result<()> {
+    let lid = persona.lid(device.addresses.iter().map(|cidr| cidr.addr));
+    let lid = format!("{lid:#x}");
+    port.write_lines(&[("lid", &lid), ("sm_lid", &lid)])?;
     let (gids, types, interfaces) = (
         port.folder("gids")?,
         port.folder("gid_attrs/types")?,
@@ -157,7 +223,8 @@ fn write_gids(port: &Folder, device: &DeviceView) -> io::Result<()> {
     let entries = device.gids.entries();
     for (index, entry) in entries.iter().enumerate() {
         let index = index.to_string();
-        let Some(raw) = *entry else {
+        let shown = entry.filter(|raw| persona.shows_gid(*raw, device.mac));
+        let Some(raw) = shown else {
             for folder in [&types, &interfaces] {
                 ignore_missing(std::fs::remove_file(folder.0.join(&index)))?;
             }
@@ -165,12 +232,14 @@ fn write_gids(port: &Folder, device: &DeviceView) -> io::Result<()> {
             continue;
         };
         let kind = match ip_of_gid(raw) {
-            Some(_) => "RoCE v2",
-            None => "IB/RoCE v1",
+            Some(_) if persona.has_roce_gids() => "RoCE v2",
+            _ => "IB/RoCE v1",
         };
         gids.write_line(&index, &gid_text(raw))?;
         types.write_line(&index, kind)?;
-        interfaces.write_line(&index, &device.name)?;
+        if persona.has_roce_gids() {
+            interfaces.write_line(&index, &device.name)?;
+        }
     }
     for folder in [&gids, &types, &interfaces] {
         for index in entries.len()..MOST_GIDS {
@@ -180,13 +249,28 @@ fn write_gids(port: &Folder, device: &DeviceView) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the files of a device, and then links to them.
+/// Writes the files of a device, and then links to them, in all trees.
 fn write_device(
-    root: &Folder,
+    main: &Folder,
     index: usize,
     device: &DeviceView,
     has_counters: bool,
 ) -> io::Result<()> {
+    for tree in Tree::all() {
+        let root = Folder::make(tree.root(&main.0))?;
+        write_device_in(&root, tree, index, device, has_counters)?;
+    }
+    Ok(())
+}
+
+fn write_device_in(
+    root: &Folder,
+    tree: Tree,
+    index: usize,
+    device: &DeviceView,
+    has_counters: bool,
+) -> io::Result<()> {
+    let persona = tree.persona_of(device);
     let name = device.name.as_str();
     let uverbs = format!("uverbs{index}");
     let folder = device_folder(name, device.instance);
@@ -208,18 +292,20 @@ fn write_device(
         ("fw_ver", env!("CARGO_PKG_VERSION")),
         ("hca_type", "siwd"),
         ("board_id", &format!("siwd-{}", device.driver)),
-        ("node_type", "4: RNIC"),
+        ("node_type", persona.node_type_text()),
         ("node_desc", &format!("siwd {name}")),
     ])?;
     rdma.link("device", "../..")?;
     let port = rdma.folder("ports/1")?;
-    write_port(&port, device)?;
-    if has_counters {
-        port.folder("counters")?;
-        port.folder("hw_counters")?;
-        // Its workers have counted nothing yet.
-        let counters = PortCounters::new(device, &PortStats::default());
-        counters.write(&port.0, &parent.0.join(".counter.new"))?;
+    write_port(&port, device, persona)?;
+    match tree {
+        Tree::Main => {
+            write_link(&port, device)?;
+            if has_counters {
+                write_first_counters(&port, &parent, device)?;
+            }
+        }
+        Tree::OfPersona(_) => link_changing_files(&port, device, has_counters)?,
     }
 
     let verbs = parent.folder(&format!("infiniband_verbs/{uverbs}"))?;
@@ -249,11 +335,24 @@ fn write_device(
     )
 }
 
+/// Writes the counters of a new device, whose workers have counted nothing yet.
+fn write_first_counters(port: &Folder, parent: &Folder, device: &DeviceView) -> io::Result<()> {
+    for name in COUNTER_FOLDERS {
+        port.folder(name)?;
+    }
+    let counters = PortCounters::new(device, &PortStats::default());
+    counters.write(&port.0, &parent.0.join(".counter.new"))
+}
+
 fn write_tree(root: &Folder, devices: &[DeviceView], has_counters: bool) -> io::Result<()> {
-    let verbs = root.folder("class/infiniband_verbs")?;
-    verbs.write_line("abi_version", VERBS_ABI)?;
-    root.folder("dev/infiniband")?
-        .link("rdma_cm", "/dev/null")?;
+    root.folder("personas")?;
+    for tree in Tree::all() {
+        let root = Folder::make(tree.root(&root.0))?;
+        let verbs = root.folder("class/infiniband_verbs")?;
+        verbs.write_line("abi_version", VERBS_ABI)?;
+        root.folder("dev/infiniband")?
+            .link("rdma_cm", "/dev/null")?;
+    }
     for (index, device) in devices.iter().enumerate() {
         write_device(root, index, device, has_counters)?;
     }
@@ -264,8 +363,13 @@ fn remove(path: &Path) -> io::Result<()> {
     ignore_missing(std::fs::remove_dir_all(path))
 }
 
-/// Removes the files of a device; the links to them first.
-fn remove_device(root: &Path, index: usize, device: &DeviceView) -> io::Result<()> {
+/// Removes the files of a device from all trees, the links to them first.
+fn remove_device(main: &Path, index: usize, device: &DeviceView) -> io::Result<()> {
+    let mut roots = Tree::all().map(|tree| tree.root(main));
+    roots.try_for_each(|root| remove_device_in(&root, index, device))
+}
+
+fn remove_device_in(root: &Path, index: usize, device: &DeviceView) -> io::Result<()> {
     let name = &device.name;
     for link in [
         format!("class/infiniband/{name}"),
@@ -339,11 +443,14 @@ impl SysfsTree {
         }
     }
 
-    /// Writes the GIDs of a device's port again.
+    /// Writes LID and GIDs of a device's port again.
     pub fn update_addresses(&self, device: &DeviceView) {
-        let port = Folder(port_folder(&self.root, &device.name, device.instance));
-        if let Err(error) = write_gids(&port, device) {
-            tracing::warn!(device = %device.name, "{}: {error}", port.0.display());
+        for tree in Tree::all() {
+            let root = tree.root(&self.root);
+            let port = Folder(port_folder(&root, &device.name, device.instance));
+            if let Err(error) = write_addresses(&port, device, tree.persona_of(device)) {
+                tracing::warn!(device = %device.name, "{}: {error}", port.0.display());
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Verbs identity of a device, derived from siwd's configuration. The drop-in libibverbs answers
 //! queries from it, and siwd writes it into files (`dataplane/src/sysfs_tree.rs`), so both agree.
 
+use crate::persona::Persona;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -165,6 +166,12 @@ pub fn sysfs_tree_of(socket: &Path) -> PathBuf {
     let mut name = OsString::from(socket);
     name.push(".sysfs");
     name.into()
+}
+
+/// The folder below [`sysfs_tree_of`] with the same files under a persona that a program wants for all devices.
+#[must_use]
+pub fn persona_tree_of(tree: &Path, persona: Persona) -> PathBuf {
+    tree.join("personas").join(persona.name())
 }
 
 /// Network interface number that represents a device, by the device's index; outside the range that

@@ -35,6 +35,7 @@ pub mod device_identity;
 pub mod doorbell;
 pub mod fault_guard;
 pub mod local_wqe;
+pub mod persona;
 pub mod prefetch;
 mod ring_memory;
 pub mod shared_memory;

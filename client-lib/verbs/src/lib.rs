@@ -12,6 +12,7 @@
 //! | `memory_calls.rs` | overrides madvise(2) and mremap(2) |
 //! | `waiting.rs` | calls that wait: signals and cancellation |
 //! | `per_process.rs` | state that a child of fork(2) does not share |
+//! | `persona.rs` | the kind of device that the program sees |
 //! | `mirror.rs` | addresses of devices, for the library that `siwrun` preloads |
 //!
 //! An object is a `repr(C)` struct that begins with the struct of the header; C code holds a
@@ -29,6 +30,7 @@ mod mark;
 mod memory_calls;
 mod mirror;
 mod per_process;
+mod persona;
 mod rdmacm;
 mod rsockets;
 mod status;

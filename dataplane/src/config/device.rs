@@ -6,6 +6,7 @@ use std::ops::Range;
 use dpdk::{DriverTraits, XdpLink};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use siw_shm::persona::Persona;
 use toml::Spanned;
 
 use super::{
@@ -57,6 +58,32 @@ pub enum PortMapPolicy {
     Auto,
     /// Neither.
     Off,
+}
+
+/// Kind of device that programs see by default through the drop-in libibverbs. The wire is iWARP under each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PersonaSetting {
+    /// An RNIC.
+    #[default]
+    Iwarp,
+    /// A RoCE v2 device, for programs that refuse RNICs.
+    Roce,
+    /// An InfiniBand device with LIDs, for programs that refuse Ethernet.
+    Ib,
+    /// A device of an unspecified kind.
+    Unspecified,
+}
+
+impl From<PersonaSetting> for Persona {
+    fn from(setting: PersonaSetting) -> Persona {
+        match setting {
+            PersonaSetting::Iwarp => Persona::Iwarp,
+            PersonaSetting::Roce => Persona::Roce,
+            PersonaSetting::Ib => Persona::Ib,
+            PersonaSetting::Unspecified => Persona::Unspecified,
+        }
+    }
 }
 
 /// Transmit path of the payload of WRITE and SEND.
@@ -151,6 +178,9 @@ pub struct DeviceConfig {
     /// receive and send through the other workers.
     #[schemars(with = "Option<u16>")]
     pub queues: Option<Spanned<u16>>,
+    /// Kind of device that programs see by default; `siwrun --persona` overrides it for one program.
+    #[serde(default)]
+    pub persona: PersonaSetting,
     /// Use of the iWARP port mapper.
     #[serde(default)]
     pub port_map: PortMapPolicy,

@@ -21,8 +21,8 @@ use serde_json::Value;
 use toml::Spanned;
 
 pub use device::{
-    ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, PortMapPolicy, RouteConfig, TsoPolicy,
-    TxPayloadPolicy, XdpCopySetting,
+    ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, PersonaSetting, PortMapPolicy,
+    RouteConfig, TsoPolicy, TxPayloadPolicy, XdpCopySetting,
 };
 pub(crate) use device::{MAX_PERMANENT_NEIGHBOURS, reserved_in};
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};

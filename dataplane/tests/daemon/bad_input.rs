@@ -40,6 +40,15 @@ fn only_the_embedded_pair_loses_frames_on_purpose() {
     assert!(e.contains("tc-netem(8)"), "{e}");
 }
 
+#[test]
+fn an_unknown_persona_is_refused_with_the_known_ones() {
+    let config = LOOPBACK.replacen("pair = \"lo\"", "pair = \"lo\"\npersona = \"rocev2\"", 1);
+    let e = refused(&config, &["--check"]);
+    for expected in ["rocev2", "iwarp", "roce", "ib", "unspecified"] {
+        assert!(e.contains(expected), "{e}");
+    }
+}
+
 /// A shorter one would hold an FPDU back for ever.
 #[test]
 fn a_receive_window_without_room_for_an_fpdu_is_refused() {

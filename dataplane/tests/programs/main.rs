@@ -17,6 +17,7 @@ mod libfabric_programs;
 mod mirrored_addresses;
 mod mooncake_engine;
 mod ordinary_user;
+mod personas;
 mod poor_machines;
 mod preloaded_sockets;
 mod private_daemon;

@@ -4,6 +4,7 @@ use super::context::ContextObject;
 use super::device::copy_text;
 use crate::abi::*;
 use crate::status::fail_errno;
+use siw::Persona;
 use siw_shm::control::{CAP_ATOMIC, CAP_FAST_REG, CAP_MEM_WINDOW};
 use std::ffi::c_int;
 
@@ -47,15 +48,20 @@ pub fn device_attributes(context: &ContextObject) -> ibv_device_attr {
     attr.max_qp_rd_atom = to_int(limits.max_ird);
     attr.max_qp_init_rd_atom = to_int(limits.max_ord);
     attr.max_res_rd_atom = to_int(limits.max_ird.saturating_mul(limits.max_qp));
-    attr.atomic_cap = if info.capabilities & CAP_ATOMIC != 0 {
+    attr.atomic_cap = match context.device().persona() {
+        _ if info.capabilities & CAP_ATOMIC == 0 => IBV_ATOMIC_NONE,
         // The worker uses the processor's own atomic instructions on the shared memory.
-        IBV_ATOMIC_GLOB
-    } else {
-        IBV_ATOMIC_NONE
+        Persona::Iwarp => IBV_ATOMIC_GLOB,
+        // What hardware adapters promise; UCX uses atomics only of devices that say just this.
+        Persona::Roce | Persona::Ib | Persona::Unspecified => IBV_ATOMIC_HCA,
     };
     attr.max_srq = to_int(limits.max_srq);
     attr.max_srq_wr = to_int(limits.max_srq_wr);
     attr.max_srq_sge = to_int(limits.max_srq_sge);
+    if context.device().persona().has_address_handles() {
+        // Address handles are memory of the program alone.
+        attr.max_ah = c_int::from(u16::MAX);
+    }
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
     attr

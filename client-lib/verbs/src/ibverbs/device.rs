@@ -1,9 +1,10 @@
 //! The device list (ibv_get_device_list(3)): the daemon's devices, under their own names.
 
-use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_device};
+use crate::abi::ibv_device;
 use crate::per_process::PerProcess;
+use crate::persona::persona_of;
 use crate::status::{fail_with, null_with};
-use siw::{Context, DeviceInfo, Error, ProcessMutex};
+use siw::{Context, DeviceInfo, Error, Persona, ProcessMutex};
 use siw_shm::device_identity::node_guid;
 use std::ffi::{c_char, c_int};
 
@@ -13,6 +14,7 @@ use std::ffi::{c_char, c_int};
 pub struct DeviceObject {
     abi: ibv_device,
     info: DeviceInfo,
+    persona: Persona,
 }
 
 // SAFETY: it is immutable after its creation.
@@ -44,8 +46,9 @@ impl DeviceObject {
         }
         // SAFETY: the struct is made of numbers, arrays of them and optional function pointers.
         let mut abi: ibv_device = unsafe { std::mem::zeroed() };
-        abi.node_type = IBV_NODE_RNIC;
-        abi.transport_type = IBV_TRANSPORT_IWARP;
+        let persona = persona_of(info);
+        abi.node_type = persona.node_type();
+        abi.transport_type = persona.transport_type();
         copy_text(&mut abi.name, &info.name);
         copy_text(&mut abi.dev_name, &format!("uverbs{}", info.index));
         let class = super::sysfs::root_text();
@@ -58,6 +61,7 @@ impl DeviceObject {
         let device = Box::leak(Box::new(DeviceObject {
             abi,
             info: info.clone(),
+            persona,
         }));
         seen.push(device);
         device
@@ -80,6 +84,11 @@ impl DeviceObject {
         &self.info
     }
 
+    /// Kind of device that the program sees.
+    pub fn persona(&self) -> Persona {
+        self.persona
+    }
+
     /// EUI-64 of the Ethernet address, in network order.
     pub fn guid(&self) -> u64 {
         u64::from_ne_bytes(node_guid(self.info.mac))
@@ -93,7 +102,7 @@ trait SameDevice {
 impl SameDevice for DeviceInfo {
     /// Compares the fields that cannot change; state, speed and addresses may.
     fn is_same_device(&self, other: &DeviceInfo) -> bool {
-        let identity = |info: &DeviceInfo| (info.index, info.name.clone(), info.mac);
+        let identity = |info: &DeviceInfo| (info.index, info.name.clone(), info.mac, info.persona);
         identity(self) == identity(other)
     }
 }

@@ -2,8 +2,8 @@
 
 use super::unsupported as not;
 use super::{
-    async_event, attributes, buffer, channel, comp_counter, cq, device, fork, gid, mr, names, open,
-    pd, port, qp, qp_state, rates, srq, sysfs,
+    address_vector, async_event, attributes, buffer, channel, comp_counter, cq, device, fork, gid,
+    mr, names, open, pd, port, qp, qp_state, rates, srq, sysfs,
 };
 use crate::abi::*;
 use crate::export::{export_symbols, export_waiting_symbols};
@@ -84,7 +84,7 @@ export_symbols! { "IBVERBS_1.1":
     fn ibv_wc_status_str(number: ibv_wc_status) -> *const c_char = names::completion_status;
     fn ibv_rate_to_mbps(rate: ibv_rate) -> c_int = rates::to_mbps;
     fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate = rates::from_mbps;
-    fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah = not::create_ah;
+    fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah = address_vector::create_ah;
     fn ibv_create_ah_from_wc(
         pd: *mut ibv_pd, wc: *mut ibv_wc, grh: *mut ibv_grh, port_num: u8,
     ) -> *mut ibv_ah = not::create_ah_from_wc;
@@ -92,7 +92,7 @@ export_symbols! { "IBVERBS_1.1":
         context: *mut ibv_context, port_num: u8, wc: *mut ibv_wc, grh: *mut ibv_grh,
         ah_attr: *mut ibv_ah_attr,
     ) -> c_int = not::init_ah_from_wc;
-    fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int = not::destroy_ah;
+    fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int = address_vector::destroy_ah;
     fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int
         = not::change_multicast;
     fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int

@@ -1,12 +1,14 @@
 //! GIDs (ibv_query_gid(3), ibv_query_gid_ex(3), ibv_query_gid_table(3)): the IP addresses of a
-//! device, and the Ethernet address, which is the GID of iWARP devices under Linux. The daemon has the
+//! device, and the Ethernet address, which is the GID of iWARP devices under Linux; devices with another
+//! persona do not show it. The daemon has the
 //! table: its addresses may change, and an entry keeps its index for its life and then leaves a hole.
 
 use super::context::ContextObject;
+use super::device::DeviceObject;
 use super::port::PORT;
 use crate::abi::*;
 use crate::status::{explain, fail_errno, fail_with};
-use siw::{DeviceInfo, Error};
+use siw::{Error, Persona};
 use siw_shm::device_identity::interface_index;
 pub use siw_shm::device_identity::ip_of_gid;
 use std::ffi::c_int;
@@ -23,17 +25,23 @@ pub struct DeviceGid {
 
 /// The GIDs of a context's device as they are now, by index; None is a hole.
 pub fn device_gids(context: &ContextObject) -> Result<Vec<Option<DeviceGid>>, Error> {
-    let gids = context.client().query_gids(context.device().info().index)?;
+    let info = context.device().info();
+    let persona = context.device().persona();
+    let gids = context.client().query_gids(info.index)?;
+    let shown = |raw: Option<[u8; 16]>| raw.filter(|raw| persona.shows_gid(*raw, info.mac));
     let with_ip = |raw| DeviceGid {
         raw,
         ip: ip_of_gid(raw),
     };
-    Ok(gids.into_iter().map(|raw| raw.map(with_ip)).collect())
+    Ok(gids
+        .into_iter()
+        .map(|raw| shown(raw).map(with_ip))
+        .collect())
 }
 
 /// Programs know the GID types of RoCE, where version 2 carries an IP address.
-fn gid_type(gid: &DeviceGid) -> ibv_gid_type {
-    if gid.ip.is_some() {
+fn gid_type(persona: Persona, gid: &DeviceGid) -> ibv_gid_type {
+    if persona.has_roce_gids() && gid.ip.is_some() {
         IBV_GID_TYPE_ROCE_V2
     } else {
         IBV_GID_TYPE_IB
@@ -87,8 +95,13 @@ pub unsafe fn query_gid(
     }
 }
 
-/// The number of the network interface that `siwrun` shows for a device; 0 if it shows none.
-fn shown_interface(info: &DeviceInfo) -> u32 {
+/// The number of the network interface that `siwrun` shows for a device; 0 if it shows none, and for GIDs of
+/// InfiniBand, which belong to no interface.
+fn shown_interface(device: &DeviceObject) -> u32 {
+    if !device.persona().has_roce_gids() {
+        return 0;
+    }
+    let info = device.info();
     let number = interface_index(info.index);
     let mut name = [0; libc::IF_NAMESIZE];
     // SAFETY: room for a name. The preloaded library of `siwrun` overrides the function.
@@ -96,12 +109,12 @@ fn shown_interface(info: &DeviceInfo) -> u32 {
     if shown.is_null() { 0 } else { number }
 }
 
-fn to_entry(index: usize, gid: &DeviceGid, ndev_ifindex: u32) -> ibv_gid_entry {
+fn to_entry(persona: Persona, index: usize, gid: &DeviceGid, ndev_ifindex: u32) -> ibv_gid_entry {
     ibv_gid_entry {
         gid: ibv_gid { raw: gid.raw },
         gid_index: index as u32,
         port_num: PORT,
-        gid_type: gid_type(gid),
+        gid_type: gid_type(persona, gid),
         ndev_ifindex,
     }
 }
@@ -125,9 +138,15 @@ pub unsafe fn query_gid_ex(
         Err(errno) => return fail_errno(errno),
     };
     // SAFETY: a context of this library.
-    let interface = shown_interface(unsafe { ContextObject::from_abi(context) }.device().info());
+    let device = unsafe { ContextObject::from_abi(context) }.device();
+    let shown = to_entry(
+        device.persona(),
+        index as usize,
+        &found,
+        shown_interface(device),
+    );
     // SAFETY: an entry to write, of at least this size.
-    unsafe { entry.write(to_entry(index as usize, &found, interface)) };
+    unsafe { entry.write(shown) };
     0
 }
 
@@ -148,7 +167,8 @@ pub unsafe fn query_gid_table(
         Ok(gids) => gids,
         Err(error) => return -(fail_with("ibv_query_gid_table", &error) as isize),
     };
-    let interface = shown_interface(object.device().info());
+    let interface = shown_interface(object.device());
+    let persona = object.device().persona();
     let present = gids
         .iter()
         .enumerate()
@@ -162,7 +182,7 @@ pub unsafe fn query_gid_table(
         unsafe {
             entries
                 .byte_add(place * entry_size)
-                .write(to_entry(index, gid, interface))
+                .write(to_entry(persona, index, gid, interface))
         };
     }
     count as isize
@@ -183,7 +203,11 @@ pub unsafe fn query_gid_type(
             return -1;
         }
     };
-    let is_ip = found.is_some_and(|found| gid_type(&found) == IBV_GID_TYPE_ROCE_V2);
+    // SAFETY: as above.
+    let persona = unsafe { ContextObject::from_abi(context) }
+        .device()
+        .persona();
+    let is_ip = found.is_some_and(|found| gid_type(persona, &found) == IBV_GID_TYPE_ROCE_V2);
     // SAFETY: a number to write.
     unsafe { kind.write(is_ip.into()) };
     0

@@ -8,10 +8,12 @@
 //! | `cq.rs`, `cq_ex.rs`, `channel.rs`, `async_event.rs`, `shared_events.rs` | completions and events |
 //! | `qp.rs`, `qp_state.rs`, `post.rs`, `qp_ex.rs`, `send_flags.rs`, `srq.rs` | queue pairs and work requests |
 //! | `comp_counter.rs` | completion counters |
+//! | `address_vector.rs` | address vectors and handles |
 //! | `objects.rs`, `users.rs` | objects by number, and their use counts |
 //! | `names.rs`, `rates.rs`, `sysfs.rs`, `fork.rs` | text of numbers, files, fork |
 //! | `unsupported.rs` | features that iWARP does not have, and the kernel's own interfaces |
 
+mod address_vector;
 pub mod async_event;
 pub mod attributes;
 mod buffer;

@@ -4,7 +4,7 @@ use super::context::ContextObject;
 use super::gid::device_gids;
 use crate::abi::*;
 use crate::status::{fail_errno, fail_with};
-use siw::{DeviceInfo, Error};
+use siw::{DeviceInfo, Error, Persona};
 use siw_shm::device_identity::link_rate;
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -15,6 +15,12 @@ pub const PORT: u32 = 1;
 /// Linux numbers of `phys_state`.
 const PHYS_DISABLED: u8 = 3;
 const PHYS_LINK_UP: u8 = 5;
+
+/// `IBV_QPF_GRH_REQUIRED`: each address vector needs a GID.
+const GRH_REQUIRED: u8 = 1;
+
+/// Offset of `active_speed_ex`, which later releases have behind the fields of this one; zero means `active_speed`.
+const SPEED_EX: usize = 52;
 
 /// Rounds down to a power of two of the enumeration.
 fn to_mtu(bytes: u32) -> ibv_mtu {
@@ -49,7 +55,14 @@ fn port_attributes(context: &ContextObject, info: &DeviceInfo, gids: usize) -> i
     } else {
         PHYS_DISABLED
     };
-    attr.link_layer = IBV_LINK_LAYER_ETHERNET as u8;
+    let persona = context.device().persona();
+    attr.link_layer = persona.link_layer() as u8;
+    attr.lid = persona.lid(info.ips.iter().copied());
+    attr.sm_lid = attr.lid;
+    attr.port_cap_flags = persona.port_capabilities();
+    if persona.requires_gids() {
+        attr.flags = GRH_REQUIRED;
+    }
     attr
 }
 
@@ -72,6 +85,8 @@ pub unsafe fn query_port_sized(
         Ok((info, gids)) => port_attributes(context, &info, gids),
         Err(error) => return fail_with("ibv_query_port", &error),
     };
+    let has_speed_ex =
+        length >= SPEED_EX + size_of::<u32>() && context.device().persona() != Persona::Iwarp;
     // SAFETY: the caller's struct has `length` bytes; fields unknown to this release are zeroed.
     unsafe {
         let bytes: *mut u8 = attr.cast();
@@ -80,6 +95,10 @@ pub unsafe fn query_port_sized(
             (&raw const full).cast(),
             length.min(size_of::<ibv_port_attr>()),
         );
+        if has_speed_ex {
+            let speed: *mut u32 = bytes.add(SPEED_EX).cast();
+            speed.write_unaligned(full.active_speed.into());
+        }
     }
     0
 }

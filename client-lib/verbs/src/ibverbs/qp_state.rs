@@ -4,7 +4,7 @@
 //! before that (RESET, INIT, and RTR and RTS while connecting) are kept here. A new queue pair is
 //! in INIT, as with every RNIC under Linux: iWARP's IDLE, in which receive requests may be posted.
 
-use super::gid::{device_gids, ip_of_gid};
+use super::address_vector::AddressPair;
 use super::port::PORT;
 use super::qp::{QpObject, to_cap};
 use crate::abi::*;
@@ -168,46 +168,11 @@ fn pair_options(queue_pair: &QpObject, attributes: &Attributes) -> Result<PairOp
     let set = &attributes.set;
     let context = queue_pair.context();
     let info = context.device().info();
-    let path = &set.ah_attr;
-    if path.is_global == 0 {
-        return Err(Error::Invalid(
-            "the peer has no GID (is_global is 0): let the program use a GID index, often by -g 0 or -x 0",
-        ));
-    }
-    if u32::from(path.port_num) != PORT {
-        return Err(Error::Invalid(
-            "port_num of the address vector is not a port of the device",
-        ));
-    }
-    // SAFETY: both fields of the union are numbers of the same size.
-    let raw = unsafe { path.grh.dgid.raw };
-    let peer = ip_of_gid(raw).or_else(|| {
-        // The Ethernet address of a device of the same daemon is accepted too.
-        let devices = context.client().query_devices().ok()?;
-        let found = devices.iter().find(|device| device.mac == raw[..6])?;
-        found.ips.first().copied()
-    });
-    let Some(peer) = peer else {
-        return Err(Error::Invalid(
-            "the peer's GID is an Ethernet address: use a GID that is an IP address",
-        ));
-    };
-    let gids = device_gids(context)?;
-    let source = gids.get(usize::from(path.grh.sgid_index));
-    let Some(source) = source.copied().flatten() else {
-        return Err(Error::Invalid("unknown GID index (sgid_index)"));
-    };
-    let mut ips = gids.iter().flatten().filter_map(|gid| gid.ip);
-    let of_family = ips.find(|ip| ip.is_ipv4() == peer.is_ipv4());
-    let Some(local) = source.ip.or(of_family) else {
-        return Err(Error::Invalid(
-            "the device has no address of the peer's family",
-        ));
-    };
+    let pair = AddressPair::of_vector(context, &set.ah_attr)?;
     Ok(PairOptions {
         device: info.index,
-        local,
-        peer,
+        local: pair.local,
+        peer: pair.peer,
         peer_qp_num: set.dest_qp_num,
         // The program sets its own ORD only in the move to RTS; the peer states its limit.
         ord: context.client().limits().max_ord,

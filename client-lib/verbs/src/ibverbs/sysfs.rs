@@ -4,8 +4,9 @@
 
 use crate::abi::ibv_device;
 use crate::export::export_symbols;
+use crate::persona::wanted_persona;
 use siw_shm::control::socket_path;
-use siw_shm::device_identity::sysfs_tree_of;
+use siw_shm::device_identity::{persona_tree_of, sysfs_tree_of};
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -27,13 +28,20 @@ fn find_tree() -> Option<PathBuf> {
     (found.is_dir() && found.uid() == socket.uid()).then_some(tree)
 }
 
+/// The part of the tree for the persona that the program wants. Without one, and with an older daemon, it is
+/// the whole tree.
+fn tree_of_persona(tree: PathBuf) -> PathBuf {
+    let of_persona = wanted_persona().map(|persona| persona_tree_of(&tree, persona));
+    of_persona.filter(|part| part.is_dir()).unwrap_or(tree)
+}
+
 /// The tree, remembered once found because programs keep its name.
 fn known_tree() -> Option<&'static CStr> {
     static FOUND: OnceLock<CString> = OnceLock::new();
     if let Some(found) = FOUND.get() {
         return Some(found);
     }
-    let tree = CString::new(find_tree()?.as_os_str().as_bytes()).ok()?;
+    let tree = CString::new(tree_of_persona(find_tree()?).as_os_str().as_bytes()).ok()?;
     Some(FOUND.get_or_init(|| tree))
 }
 

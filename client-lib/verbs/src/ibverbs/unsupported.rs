@@ -1,15 +1,10 @@
-//! Features that iWARP does not have (address handles, multicast, ECE, dmabuf, import of objects),
-//! and the interface between libibverbs and its provider libraries, which exists only so that
+//! Features that iWARP does not have (address handles of received datagrams, multicast, ECE, dmabuf,
+//! import of objects), and the interface between libibverbs and its provider libraries, which exists only so that
 //! programs linked with libmlx5 or libefa start. Each call fails with the errno of its manual page.
 
 use crate::abi::*;
 use crate::status::{fail_errno, null_with};
 use std::ffi::{c_int, c_void};
-
-/// ibv_create_ah(3): only datagrams have address handles.
-pub unsafe fn create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    null_with(libc::EOPNOTSUPP)
-}
 
 /// ibv_create_ah_from_wc(3)
 pub unsafe fn create_ah_from_wc(
@@ -31,11 +26,6 @@ pub unsafe fn init_ah_from_wc(
 ) -> c_int {
     fail_errno(libc::EOPNOTSUPP);
     -1
-}
-
-/// ibv_destroy_ah(3): always an error, because there are no address handles.
-pub unsafe fn destroy_ah(_ah: *mut ibv_ah) -> c_int {
-    fail_errno(libc::EINVAL)
 }
 
 /// ibv_attach_mcast(3), ibv_detach_mcast(3)

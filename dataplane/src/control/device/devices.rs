@@ -127,7 +127,8 @@ impl Devices {
             crc: device.crc.into(),
             mpa_rev: device.mpa_rev,
             is_deleted: device.is_deleted.into(),
-            reserved: [0; 5],
+            persona: device.persona as u8,
+            reserved: [0; 4],
             caps: m::CAP_IMMEDIATE
                 | m::CAP_ATOMIC
                 | m::CAP_MARKERS

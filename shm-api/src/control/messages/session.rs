@@ -140,7 +140,9 @@ pub struct DeviceReply {
     pub mpa_rev: u8,
     /// 1 for a device that an operator has removed: lists leave it out.
     pub is_deleted: u8,
-    pub reserved: [u8; 5],
+    /// [`Persona`](crate::persona::Persona) by its number: the kind of device that programs see by default.
+    pub persona: u8,
+    pub reserved: [u8; 4],
     /// `CAP_` bits: capabilities beyond WRITE, READ, SEND.
     pub caps: u64,
     pub ips: [Addr; 8],

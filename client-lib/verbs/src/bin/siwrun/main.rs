@@ -8,7 +8,9 @@ mod private;
 mod self_test;
 
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use private::PrivateDaemon;
+use siw_shm::persona::{PERSONA_VARIABLE, Persona};
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -44,6 +46,10 @@ struct Arguments {
     /// redirect its kernel sockets at these addresses to the loopback.
     #[arg(long)]
     no_mirror: bool,
+    /// Kind of device that the program sees, instead of that in the configuration of siwd: `roce` or
+    /// `ib` for programs that refuse iWARP devices. The wire is iWARP under each.
+    #[arg(long, value_parser = known_personas())]
+    persona: Option<String>,
     /// Handling of a message that arrives before its receive work request: iWARP ends the
     /// connection; with `wait` the message waits, as with an InfiniBand sender.
     #[arg(long, value_enum, default_value = "terminate")]
@@ -86,6 +92,11 @@ struct Arguments {
     /// will not work, without running it.
     #[arg(trailing_var_arg = true, required_unless_present_any = ["print_links", "self_test"])]
     program: Vec<OsString>,
+}
+
+/// Names of personas.
+fn known_personas() -> PossibleValuesParser {
+    PossibleValuesParser::new(Persona::ALL.map(Persona::name))
 }
 
 /// Handling of messages that arrive without a receive work request.
@@ -288,13 +299,20 @@ fn add_preload_library(
 }
 
 /// Sets the environment for the library when it runs in this process.
-fn set_for_library(socket: Option<&Path>, verbose: bool) -> Result<(), String> {
+fn set_for_library(
+    socket: Option<&Path>,
+    persona: Option<&str>,
+    verbose: bool,
+) -> Result<(), String> {
     // SAFETY: this process still has one thread, and the library is not loaded.
     unsafe {
         if let Some(socket) = socket {
             let socket = std::path::absolute(socket)
                 .map_err(|error| format!("--socket {}: {error}", socket.display()))?;
             env::set_var("SIWD_SOCKET", socket);
+        }
+        if let Some(persona) = persona {
+            env::set_var(PERSONA_VARIABLE, persona);
         }
         if verbose {
             env::set_var("SIW_VERBS_LOG", "1");
@@ -316,7 +334,11 @@ fn run() -> Result<ExitCode, String> {
         return Ok(doctor::run(arguments.program, &library));
     }
     if arguments.self_test {
-        set_for_library(arguments.socket.as_deref(), arguments.verbose)?;
+        set_for_library(
+            arguments.socket.as_deref(),
+            arguments.persona.as_deref(),
+            arguments.verbose,
+        )?;
         return self_test::run(&library, &arguments.devices, arguments.json);
     }
     let links = make_links(arguments.links, &library)?;
@@ -345,6 +367,9 @@ fn run() -> Result<ExitCode, String> {
         let socket = std::path::absolute(&socket)
             .map_err(|error| format!("--socket {}: {error}", socket.display()))?;
         command.env("SIWD_SOCKET", socket);
+    }
+    if let Some(persona) = arguments.persona {
+        command.env(PERSONA_VARIABLE, persona);
     }
     if arguments.rnr == ReceiverNotReady::Wait {
         command.env("SIW_RNR", "wait");
