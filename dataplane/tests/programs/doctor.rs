@@ -69,6 +69,22 @@ fn multicast_is_found() {
 }
 
 #[test]
+fn a_program_that_refuses_iwarp_gets_its_persona_named() {
+    if is_installed("ucx_perftest", "ucx-utils") {
+        let out = Command::new(siwrun())
+            .args(["doctor", "ucx_perftest"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(out.stdout).unwrap();
+        assert!(
+            said.contains("it contains UCX, which refuses iWARP"),
+            "{said}"
+        );
+        assert!(said.contains("--persona roce"), "{said}");
+    }
+}
+
+#[test]
 fn functions_of_a_nics_own_library_are_found() {
     if is_installed("ib_write_bw", "perftest") {
         let (code, findings) = examine("ib_write_bw");

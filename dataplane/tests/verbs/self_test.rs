@@ -27,6 +27,19 @@ fn everything_that_is_advertised_works() {
     }
 }
 
+/// Nothing but the persona differs.
+#[test]
+fn every_persona_passes_and_is_named() {
+    let daemon = Daemon::loopback();
+    for persona in ["iwarp", "roce", "ib", "unspecified"] {
+        let out = run(&daemon, &["--persona", persona]);
+        let said = String::from_utf8(out.stdout).unwrap();
+        assert!(out.status.success(), "{said}");
+        let mut rows = said.lines().map(|line| line.split_whitespace());
+        assert!(rows.any(|row| row.eq(["persona", "ok", persona])), "{said}");
+    }
+}
+
 #[test]
 fn one_device_is_its_own_peer() {
     let daemon = Daemon::loopback();

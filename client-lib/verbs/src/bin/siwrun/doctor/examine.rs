@@ -1,7 +1,9 @@
 //! Compares one ELF file with the drop-in library.
 
 use super::elf_file::{ElfFile, VersionedSymbol};
-use super::unsupported::{OPTIONAL, PRIVATE_BUT_WORKING, PRIVATE_NODES, PROVIDERS, UNSUPPORTED};
+use super::unsupported::{
+    OPTIONAL, PRIVATE_BUT_WORKING, PRIVATE_NODES, PROVIDERS, REFUSING, UNSUPPORTED,
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -158,6 +160,7 @@ pub fn examine(file: &ElfFile, data: &[u8], library: &DropIn) -> Vec<Finding> {
     find_unsupported(file, &mut findings);
     find_providers(file, &mut findings);
     find_epoll(file, &mut findings);
+    find_refusing(data, &mut findings);
     find_paths(data, &mut findings);
     findings
 }
@@ -299,6 +302,20 @@ fn find_epoll(file: &ElfFile, findings: &mut Vec<Finding>) {
             "the kernel's epoll does not see rsockets",
             "run the TCP version of the program with siwrun --rsockets, or have it call repoll_ctl",
         ));
+    }
+}
+
+/// Finds programs that refuse iWARP devices, and names the persona that they need.
+fn find_refusing(data: &[u8], findings: &mut Vec<Finding>) {
+    for row in REFUSING {
+        if row.marks.iter().any(|mark| contains(data, mark)) {
+            findings.push(Finding::new(
+                Severity::Note,
+                format!("it contains {}, which refuses iWARP devices", row.name),
+                row.why,
+                row.advice,
+            ));
+        }
     }
 }
 

@@ -10,8 +10,13 @@ pub struct Unsupported {
 /// Functions that fail with EOPNOTSUPP at each call.
 pub const UNSUPPORTED: &[Unsupported] = &[
     Unsupported {
+        names: &["ibv_create_ah"],
+        why: "an iWARP device has no address handles, which are for datagrams (UD)",
+        advice: "use reliable connections (RC); siwrun --persona roce creates the handles, if the program needs \
+                 them only to test an address",
+    },
+    Unsupported {
         names: &[
-            "ibv_create_ah",
             "ibv_create_ah_from_wc",
             "ibv_init_ah_from_wc",
             "ibv_resolve_eth_l2_from_gid",
@@ -47,6 +52,32 @@ pub const UNSUPPORTED: &[Unsupported] = &[
         ],
         why: "objects of one process cannot be imported by another",
         advice: "have each process open the device by itself",
+    },
+];
+
+/// A program that refuses iWARP devices.
+pub struct Refusing {
+    /// Texts in its files, such as the names of libraries that they need.
+    pub marks: &'static [&'static str],
+    pub name: &'static str,
+    pub why: &'static str,
+    pub advice: &'static str,
+}
+
+/// Programs that need a persona.
+pub const REFUSING: &[Refusing] = &[
+    Refusing {
+        marks: &["libuct.so", "libucp.so"],
+        name: "UCX",
+        why: "UCX uses only devices whose transport is InfiniBand, RoCE included, or unspecified",
+        advice: "siwrun --persona roce, with UCX_TLS=rc_verbs,tcp in the environment: siwd has no datagrams (UD), by \
+                 which UCX connects otherwise, before 1.18 in any case",
+    },
+    Refusing {
+        marks: &["NON InfiniBand device"],
+        name: "GASNet's conduit ibv",
+        why: "GASNet uses only devices with InfiniBand's link layer and LIDs",
+        advice: "siwrun --persona ib",
     },
 ];
 

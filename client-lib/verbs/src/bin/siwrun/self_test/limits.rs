@@ -7,6 +7,7 @@ use super::memory::*;
 use super::proof::{Proof, ensure_refused, ensure_that, proof_of};
 use super::queue_pair::*;
 use super::verbs::*;
+use siw_shm::persona::{LinkLayer, Persona};
 use std::ffi::{CStr, c_int};
 use std::rc::Rc;
 
@@ -318,14 +319,41 @@ pub fn cq_moderation(bench: &Bench) -> Result<Proof, String> {
     ))
 }
 
+/// Checks that all queries show the same kind of device, and names the persona.
+pub fn check_persona(bench: &Bench) -> Result<Proof, String> {
+    // SAFETY: an open context, whose device exists.
+    let (node_type, transport) = unsafe {
+        let device = &*(*bench.near.raw).device;
+        (device.node_type, device.transport_type)
+    };
+    let layer = bench.near.query_port()?.link_layer;
+    let shows = |persona: &Persona| {
+        let layer_of_persona = persona.link_layer() as u8;
+        persona.node_type() == node_type
+            && persona.transport_type() == transport
+            && layer_of_persona == layer
+    };
+    let Some(persona) = Persona::ALL.into_iter().find(shows) else {
+        return Err(format!(
+            "node type {node_type}, transport type {transport} and link layer {layer} are of no persona"
+        ));
+    };
+    let in_files = read_file(&bench.near, c"node_type")?;
+    let is_same = in_files == persona.node_type_text();
+    ensure_that(is_same, "node_type in sysfs differs")?;
+    let ethernet = persona.link_layer() == LinkLayer::Ethernet;
+    let named = if ethernet { "Ethernet" } else { "InfiniBand" };
+    let in_files = read_file(&bench.near, c"ports/1/link_layer")?;
+    ensure_that(in_files == named, "link_layer in sysfs differs")?;
+    proof_of(persona.name().to_owned())
+}
+
 /// Checks the port, its tables, and the files with the same contents.
 pub fn check_port(bench: &Bench) -> Result<Proof, String> {
     let attr = bench.near.query_device()?;
     ensure_that(attr.phys_port_cnt == 1, "the device does not have one port")?;
     let port = bench.near.query_port()?;
     ensure_that(port.state == IBV_PORT_ACTIVE, "the port is not active")?;
-    let is_ethernet = u32::from(port.link_layer) == IBV_LINK_LAYER_ETHERNET;
-    ensure_that(is_ethernet, "the link layer is not Ethernet")?;
     ensure_that(port.gid_tbl_len > 0, "there is no GID")?;
     for index in 0..port.gid_tbl_len {
         bench.near.query_gid(index)?;

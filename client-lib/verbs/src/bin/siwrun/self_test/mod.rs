@@ -55,6 +55,7 @@ const CHECKS: &[Check] = &[
     ("max_srq", limits::max_srq),
     ("max_srq_wr, max_srq_sge", limits::max_srq_wr),
     ("max_msg_sz", limits::max_message),
+    ("persona", limits::check_persona),
     ("port", limits::check_port),
     ("SEND", operations::check_send),
     ("RDMA_WRITE", operations::check_write),
