@@ -129,7 +129,6 @@ mod tests {
             "unimport_",
             "register_driver",
             "query_qp_data_in_order",
-            "destroy_ah",
             "ibv_dealloc_dmah",
             "ibv_free_buf",
             "rdma_leave_multicast",
