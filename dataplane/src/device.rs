@@ -1,12 +1,15 @@
 //! Devices: the configuration's links become DPDK ports, with one worker port for each worker.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dpdk::{DriverTraits, Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue, XdpLink};
 use rustix::rand::GetRandomFlags;
+use siw_host::ports::HostPorts;
+use siw_host::{HostPath, HostSettings};
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
 use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
@@ -22,8 +25,6 @@ use crate::config::{
 };
 use crate::datapath::port::WorkerPortConfig;
 use crate::device_view::DeviceView;
-use crate::host_path::{HostPath, HostSettings};
-use crate::host_ports::HostPorts;
 use crate::link_traits::LinkTraits;
 use crate::offloads::{asked_offloads, log_offloads, log_steering};
 use crate::prepared::StartedDpdk;
@@ -417,7 +418,7 @@ impl OpenDevice {
     /// # Errors
     /// A text that names the device and the missing resource.
     pub fn set_up_host_path(&mut self) -> Result<(), String> {
-        let Some(settings) = HostSettings::of_device(&self.config) else {
+        let Some(settings) = host_settings(&self.config) else {
             return Ok(());
         };
         let name = &self.config.name.get_ref().0;
@@ -695,6 +696,31 @@ fn random_key() -> std::io::Result<[u8; 16]> {
         }
     }
     Ok(key)
+}
+
+/// Settings of the kernel's part of a device; `None` if only siwd uses it.
+fn host_settings(config: &DeviceConfig) -> Option<HostSettings> {
+    let interface = config.host_interface.as_ref()?.get_ref().0.clone();
+    let own = config.addresses.get_ref();
+    let addresses = match &config.host_addresses {
+        Some(addresses) => addresses.get_ref(),
+        None => own,
+    };
+    let is_own = |address: &IpAddr| own.iter().any(|cidr| cidr.addr == *address);
+    Some(HostSettings {
+        interface,
+        shared: addresses
+            .iter()
+            .map(|cidr| cidr.addr)
+            .filter(is_own)
+            .collect(),
+        addresses: addresses
+            .iter()
+            .map(|cidr| IpCidr::new(cidr.addr, cidr.prefix))
+            .collect(),
+        ports: config.host_ports.get_ref().0.clone(),
+        routes: config.host_routes,
+    })
 }
 
 #[cfg(test)]

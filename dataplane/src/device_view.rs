@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use siw_host::ports::HostPorts;
 use siw_shm::device_identity::{GidTable, interface_index};
 use siw_shm::persona::Persona;
 use siw_tcp::{LearnedRoutes, Steering};
 
 use crate::config::{Cidr, DeviceConfig, PermanentNeighbour};
-use crate::host_ports::HostPorts;
 
 /// Attributes of one device: reported to clients, and used to select a device for a connection.
 #[derive(Debug, Clone)]

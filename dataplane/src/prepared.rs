@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dpdk::{DriverTraits, Eal, EalConfig, IovaMode, Mempool, PciDevice, XdpInterface};
+use siw_host::netlink::RouteSocket;
 
 use crate::capture::check_writable;
 use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting, LinkSource};
@@ -16,8 +17,6 @@ use crate::control::client::socket::BoundSocket;
 use crate::control::operator::operators::Operators;
 use crate::device;
 use crate::host::{self, HostClaim, HostError, LockUse};
-use crate::host_path;
-use crate::netlink::RouteSocket;
 use crate::resume_latency::{self, CORES_FOLDER, ResumeLatencyLimits};
 use crate::start_error::StartError;
 use crate::vhost_socket::{self, SocketState};
@@ -139,7 +138,7 @@ impl Prepared {
         }
         report.add(interface.map_err(in_device));
         if let Some(interface) = &config.host_interface {
-            let tap = host_path::check_tap(&interface.get_ref().0);
+            let tap = siw_host::check_tap(&interface.get_ref().0);
             report.add(tap.map_err(|error| in_device(error.to_string())));
         }
     }

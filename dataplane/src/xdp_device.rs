@@ -3,15 +3,15 @@
 //!
 //! Addresses that only siwd has are claimed whole, at the start. With `xdp_share` the kernel has the
 //! addresses, too, and TCP ports are claimed one by one: ports for connects at the start, ports of
-//! listeners as they come and go ([`crate::host_ports`]).
+//! listeners as they come and go ([`siw_host::ports`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use dpdk::{Claim, ClaimKind, CopyMode, Port, XdpLink};
+use siw_host::ports::{HostPorts, PortSteering};
 
 use crate::config::{DeviceConfig, XdpCopySetting};
-use crate::host_ports::{HostPorts, PortSteering};
 
 /// Parameters of the device's port.
 pub(crate) fn xdp_link(config: &DeviceConfig, interface: String) -> XdpLink {

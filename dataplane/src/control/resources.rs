@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use nix::libc;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use siw_host::ports::PortClaim;
 use siw_iwarp::QpInitAttr;
 use siw_memory::Stag;
 use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
@@ -36,7 +37,6 @@ use crate::control::memory::regions::{ClientArena, ClientProcess, MemoryRegion, 
 use crate::control::operator::flight_recorder::{FlightRecorder, NewEvent, Owner};
 use crate::control::request::deferred::DeferredRequest;
 use crate::control::request::refusal::Refusal;
-use crate::host_ports::PortClaim;
 use crate::ids::{
     ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, ResolutionId, SrqId,
 };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crossbeam::queue::ArrayQueue;
 use dpdk::{Mbuf, TxBatch};
+use siw_host::WorkerQueue;
 use siw_shm::doorbell::SleepFlag;
 use siw_tcp::RxChecksum;
 
@@ -71,14 +72,18 @@ impl WorkerInbox {
         &self.wake_fd
     }
 
-    /// Returns whether a frame that the kernel sends may be left here. If not, the kernel waits.
-    pub(crate) fn has_room_for_host(&self) -> bool {
+    /// True if no frame waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+}
+
+impl WorkerQueue for WorkerInbox {
+    fn has_room_for_host(&self) -> bool {
         self.frames.len() < HOST_FRAMES_LIMIT
     }
 
-    /// Leaves a frame for the kernel, to be sent through a device's port. The caller has to call
-    /// [`Self::wake_if_asleep`] afterwards.
-    pub(crate) fn push_for_host(&self, device: usize, mbuf: Mbuf) -> Result<(), Mbuf> {
+    fn push_for_host(&self, device: usize, mbuf: Mbuf) -> Result<(), Mbuf> {
         let frame = ForwardedFrame {
             device,
             purpose: ForwardPurpose::SendForHost,
@@ -87,9 +92,8 @@ impl WorkerInbox {
         self.frames.push(frame).map_err(|frame| frame.mbuf)
     }
 
-    /// True if no frame waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.frames.is_empty()
+    fn wake_if_asleep(&self) {
+        WorkerInbox::wake_if_asleep(self);
     }
 }
 

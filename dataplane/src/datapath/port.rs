@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use dpdk::{BURST, Mbuf, MbufCache, RxBatch, RxQueue, TxQueue};
+use siw_host::HostQueue;
 use siw_iwarp::mpa::MpaConfig;
 use siw_tcp::{
     AddressConflict, ConnId, FrameInfo, Instant, RxChecksum, Stack, Steering, WorkerSteering,
@@ -18,7 +19,6 @@ use super::rx_frame::{self, RxFrame};
 use super::timer_hold::TimerHold;
 use crate::capture::Direction;
 use crate::frame_taps::FrameTaps;
-use crate::host_path::HostQueue;
 use crate::link_traits::LinkTraits;
 use crate::trace::TraceTap;
 

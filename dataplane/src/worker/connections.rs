@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 
 use dpdk::MbufCache;
+use siw_host::netlink::KernelNeighbour;
 use siw_iwarp::{CloseReason, QpEvent, QueuePair, RdmapState, TxRecord};
 use siw_memory::Stag;
 use siw_tcp::{ConnId, Instant, IpCidr, LearnedRoutes, TcpInfo, TcpState};
@@ -41,7 +42,6 @@ use super::worker_qp::{QpTable, WorkerQp};
 use crate::datapath::clock::TscClock;
 use crate::datapath::port::WorkerPort;
 use crate::ids::Qpn;
-use crate::netlink::KernelNeighbour;
 
 /// Index of no device: that of a removed port's device belongs to another port.
 const NO_DEVICE: usize = usize::MAX;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use siw_host::netlink::KernelNeighbour;
 use siw_iwarp::port_mapper::PortMapperMessage;
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
@@ -21,7 +22,6 @@ use super::shared_receive_queues::WorkerSrq;
 use super::slots::PendingSlot;
 use crate::frame_taps::FrameTaps;
 use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, ResolutionId, SrqId};
-use crate::netlink::KernelNeighbour;
 
 /// Mask of the generation in a [`RequestId`]; the worker lies above it, the slot below.
 pub(super) const GENERATION_MASK: u32 = 0xFF_FFFF;

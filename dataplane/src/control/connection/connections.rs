@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::libc;
+use siw_host::ports::PortClaim;
 use siw_shm::control::messages::{self as m, CM_OMIT_CANCELLATIONS, CM_REPORT_REMOVALS};
 use siw_shm::control::{CmEventKind, CmEventMessage, ControlSocket, QpState, Text};
 use siw_shm::device_identity::interface_index;
@@ -32,7 +33,6 @@ use crate::control::request::refusal::Refusal;
 use crate::control::request::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
 use crate::control::resources::{ClientResolution, QpPhase, Resources};
 use crate::control::threads::workers::WorkerSet;
-use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn, ResolutionId};
 use crate::worker::messages::{
     Command, ConnectFailure, ConnectParams, RequestId, ResolutionFailure, ResolutionRequest,

@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use std::ops::Bound;
 
 use nix::libc;
+use siw_host::ports::{ClaimError, PortClaim};
 use siw_shm::control::messages as m;
 
 use crate::control::account::quotas::{Charge, Quota};
 use crate::control::context::Context;
 use crate::control::device::devices::{Devices, LocalScope};
 use crate::control::request::refusal::Refusal;
-use crate::host_ports::{ClaimError, PortClaim};
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId};
 use crate::worker::messages::{Command, RequestId};
 

@@ -23,6 +23,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use nix::libc;
+use siw_host::ports::PortClaim;
 use siw_shm::control::messages as m;
 use siw_shm::control::{AsyncEventKind, CmEventMessage};
 
@@ -33,7 +34,6 @@ use crate::control::device::devices::{no_route, socket_addr};
 use crate::control::request::refusal::Refusal;
 use crate::control::request::replies::{EMPTY, Outcome, send_reply};
 use crate::control::resources::{ClientQp, QpPhase, Resources, denied_access};
-use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmListenerId, Qpn};
 use crate::worker::PAIR_RETRIES;
 use crate::worker::messages::{Command, ConnectFailure, ConnectParams, QpSetup, RequestId};

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nix::libc;
+use siw_host::ports::{ClaimError, PortClaim};
 use siw_shm::control::Addr;
 use siw_shm::control::messages as m;
 use siw_shm::device_identity::{gid_of_ip, gid_of_mac};
@@ -12,7 +13,6 @@ use crate::control::request::refusal::Refusal;
 use crate::control::request::replies::{Outcome, send_reply};
 use crate::control::resources::Resources;
 use crate::device_view::DeviceView;
-use crate::host_ports::{ClaimError, PortClaim};
 use crate::ids::ClientId;
 use crate::sysfs_tree::MAX_ADDRESSES;
 

@@ -10,11 +10,11 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use siw_host::netlink::{KernelChange, KernelNeighbour, KernelRoute, RouteSocket};
 use siw_tcp::{LearnedRoutes, Route};
 
 use super::devices::Devices;
 use crate::control::threads::workers::WorkerSet;
-use crate::netlink::{KernelChange, KernelNeighbour, KernelRoute, RouteSocket};
 use crate::worker::messages::Command;
 
 /// Follows the routes and neighbours of the interfaces of some devices, possibly none.

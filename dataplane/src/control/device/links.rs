@@ -11,6 +11,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dpdk::{DriverTraits, LinkStatus, PortEvent, XdpInterface};
+use siw_host::HostThread;
+use siw_host::netlink::RouteSocket;
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 
@@ -20,9 +22,7 @@ use crate::control::resources::{Client, Resources};
 use crate::control::threads::reports::{HelperReport, LinkReport, LinkState, Reporter};
 use crate::device_view::DeviceView;
 use crate::host::HostClaim;
-use crate::host_path::HostThread;
 use crate::ids::ClientId;
-use crate::netlink::RouteSocket;
 use crate::prepared::DeviceClaims;
 use crate::sysfs_tree::SysfsTree;
 use crate::worker::messages::Command;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use nix::libc;
+use siw_host::{HostPath, HostThread, HostThreadParts};
 use toml::Spanned;
 
 use super::captures::Captures;
@@ -31,7 +32,6 @@ use crate::datapath::inbox::WorkerInbox;
 use crate::device::{self, OpenDevice, SecondEnds, SharedStackConfig};
 use crate::device_view::DeviceView;
 use crate::host::LockUse;
-use crate::host_path::{HostThread, HostThreadParts};
 use crate::ids::CommandToken;
 use crate::link_traits::PayloadPolicy;
 use crate::prepared::{DeviceClaims, HostReport, Prepared, StartedDpdk, claim_device};
@@ -85,18 +85,19 @@ impl RunningDevice {
         let shared = shared.filter(|_| device.config.host_routes);
         let route_interface = follows.map(|host| host.tap.index()).or(shared);
         let host_interface = host.as_ref().map(|host| host.tap.index());
-        let start_thread = |host: crate::host_path::HostPath| {
+        let start_thread = |host: HostPath| {
             let parts = HostThreadParts {
                 device: index,
                 tap: host.tap,
                 queue: host.queue,
-                inbox: opener.inboxes[0].clone(),
+                worker: opener.inboxes[0].clone(),
                 pool: opener.dpdk.pool.clone(),
                 vlan: device.config.vlan.as_ref().map(|vlan| *vlan.get_ref()),
                 mtu: *device.config.mtu.get_ref(),
-                worker_cores: opener.cores.clone(),
             };
-            HostThread::start(&opener.dpdk.eal, parts)
+            let worker_cores = opener.cores.clone();
+            let on_start = move || crate::host::avoid_cores(&worker_cores);
+            HostThread::start(&opener.dpdk.eal, parts, on_start)
         };
         Ok(RunningDevice {
             view,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use nix::libc;
 use serde_json::{Value, json};
+use siw_host::netlink::KernelNeighbour;
 use siw_shm::control::messages::OPERATE_TEXT;
 use siw_tcp::{IpCidr, Route};
 
@@ -15,7 +16,6 @@ use crate::config::{MAX_PERMANENT_NEIGHBOURS, MacAddress, PermanentNeighbour, re
 use crate::control::context::Context;
 use crate::control::request::refusal::Refusal;
 use crate::device_view::DeviceView;
-use crate::netlink::KernelNeighbour;
 use crate::worker::messages::Command;
 
 /// Maximum number of routes that operators can add to a device.

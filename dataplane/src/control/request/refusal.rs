@@ -1,11 +1,10 @@
 //! Refusals of requests.
 
 use nix::libc;
+use siw_host::ports::ClaimError;
 use siw_memory::KeyError;
 use siw_shm::control::ControlSocket;
 use siw_shm::control::codec::UNANSWERED;
-
-use crate::host_ports::ClaimError;
 
 /// Refusal of a request: an errno, and a text for the client's log.
 #[derive(Debug)]

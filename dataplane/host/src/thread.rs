@@ -10,10 +10,8 @@ use dpdk::{ChecksumStatus, Eal, Mbuf, Mempool};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
-use super::frame_bytes::{VLAN_ROOM, complete_l4_checksum, insert_vlan_tag, remove_vlan_tag};
-use super::{HostQueue, TapInterface};
-use crate::datapath::inbox::WorkerInbox;
-use crate::host;
+use crate::frame_bytes::{VLAN_ROOM, complete_l4_checksum, insert_vlan_tag, remove_vlan_tag};
+use crate::{HostQueue, TapInterface};
 
 /// Frames passed in one direction before the other direction's turn.
 const FRAMES_PER_TURN: usize = 64;
@@ -24,6 +22,22 @@ const BLOCKED_PAUSE: Duration = Duration::from_micros(200);
 /// Ethernet header and a VLAN tag, which kernel interfaces on top of the TAP may add.
 const ETHERNET_BYTES: usize = 18;
 
+/// The queue of the worker that sends the kernel's frames.
+pub trait WorkerQueue: Send + Sync {
+    /// Returns true if the worker takes a frame now. If not, the kernel waits.
+    fn has_room_for_host(&self) -> bool;
+
+    /// Queues a frame for a device's port, or returns it if the queue is full.
+    /// [`Self::wake_if_asleep`] must follow.
+    ///
+    /// # Errors
+    /// The queue is full.
+    fn push_for_host(&self, device: usize, frame: Mbuf) -> Result<(), Mbuf>;
+
+    /// Wakes the worker if it sleeps.
+    fn wake_if_asleep(&self);
+}
+
 /// Parameters of the host thread of a device.
 pub struct HostThreadParts {
     /// Device index in the configuration.
@@ -33,15 +47,13 @@ pub struct HostThreadParts {
     /// Frames from workers.
     pub queue: Arc<HostQueue>,
     /// The worker that sends for the kernel.
-    pub inbox: Arc<WorkerInbox>,
+    pub worker: Arc<dyn WorkerQueue>,
     /// Packet buffers.
     pub pool: Mempool,
     /// The device's VLAN.
     pub vlan: Option<u16>,
     /// The device's MTU.
     pub mtu: u16,
-    /// Cores of workers, which the thread avoids.
-    pub worker_cores: Vec<usize>,
 }
 
 /// The running thread of one device; dropping it ends the thread and removes the interface.
@@ -51,17 +63,21 @@ pub struct HostThread {
 }
 
 impl HostThread {
-    /// Starts the thread.
+    /// Starts the thread. `on_start` runs in it first, to keep it off the workers' cores.
     ///
     /// # Errors
     /// The operating system cannot create a thread.
-    pub fn start(eal: &Eal, parts: HostThreadParts) -> std::io::Result<HostThread> {
+    pub fn start(
+        eal: &Eal,
+        parts: HostThreadParts,
+        on_start: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<HostThread> {
         let queue = parts.queue.clone();
         let eal = eal.clone();
         let thread = std::thread::Builder::new()
             .name(format!("siwd-host-{}", parts.device))
             .spawn(move || {
-                host::avoid_cores(&parts.worker_cores);
+                on_start();
                 let registered = eal.register_thread();
                 if let Err(error) = &registered {
                     // The thread works unregistered; it only lacks a cache for the pool.
@@ -162,14 +178,14 @@ impl HostLoop {
                 Ok(Some(mbuf)) => {
                     sent += 1;
                     // The frame is lost if other workers have filled the queue meanwhile.
-                    let _ = self.parts.inbox.push_for_host(self.parts.device, mbuf);
+                    let _ = self.parts.worker.push_for_host(self.parts.device, mbuf);
                 }
                 Ok(None) => break,
                 Err(state) => self.kernel_side = state,
             }
         }
         if sent > 0 {
-            self.parts.inbox.wake_if_asleep();
+            self.parts.worker.wake_if_asleep();
         }
         sent > 0
     }
@@ -177,7 +193,7 @@ impl HostLoop {
     /// Reads one frame from the kernel; `None` if there is none.
     fn read_frame(&mut self) -> Result<Option<Mbuf>, KernelSide> {
         let parts = &self.parts;
-        if !parts.inbox.has_room_for_host() {
+        if !parts.worker.has_room_for_host() {
             return Err(KernelSide::Blocked);
         }
         let mut mbuf = Mbuf::alloc(&parts.pool).ok_or(KernelSide::Blocked)?;

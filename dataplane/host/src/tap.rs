@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-use super::HostSettings;
+use crate::HostSettings;
 use crate::netlink::RouteSocket;
 
 /// The device node of tun(4).

@@ -1,3 +1,5 @@
+//! Sharing of a NIC between siwd and the kernel's network stack.
+//!
 //! Exception path of a NIC that only siwd drives: frames not claimed by siwd go to the kernel's
 //! stack through a TAP interface with the NIC's Ethernet address, and frames sent by the kernel
 //! leave through the NIC. So ssh, ping and all other programs keep using the NIC alongside RDMA.
@@ -23,10 +25,16 @@
 //!   persistent: the kernel removes it when the process ends, even if killed.
 //! - If the device has a VLAN, the interface carries its frames untagged.
 //!
-//! TCP port ownership at shared addresses: [`crate::host_ports`]. Classification of the kernel's
-//! frames: `tcp/src/stack/host_path.rs`.
+//! [`ports`] divides the TCP ports of shared addresses, [`netlink`] asks the kernel for its interfaces,
+//! addresses, routes and neighbours. The daemon gives the kernel's frames a way out ([`WorkerQueue`]).
+//! Classification of the kernel's frames: `tcp/src/stack/host_path.rs`.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod frame_bytes;
+pub mod netlink;
+pub mod ports;
 mod queue;
 mod tap;
 mod thread;
@@ -37,12 +45,11 @@ use std::sync::Arc;
 
 use siw_tcp::IpCidr;
 
-use crate::config::DeviceConfig;
-use crate::host_ports::{ClaimError, HostPorts};
+use crate::ports::{ClaimError, HostPorts};
 
 pub use queue::HostQueue;
 pub use tap::{TapError, TapInterface, check_tap};
-pub use thread::{HostThread, HostThreadParts};
+pub use thread::{HostThread, HostThreadParts, WorkerQueue};
 
 /// Failure to set up the exception path of a device.
 #[derive(Debug, thiserror::Error)]
@@ -71,33 +78,6 @@ pub struct HostSettings {
     pub ports: RangeInclusive<u16>,
     /// Follow the kernel's routes and neighbours.
     pub routes: bool,
-}
-
-impl HostSettings {
-    /// Settings of a device; `None` if only siwd uses it.
-    pub fn of_device(config: &DeviceConfig) -> Option<HostSettings> {
-        let interface = config.host_interface.as_ref()?.get_ref().0.clone();
-        let own = config.addresses.get_ref();
-        let addresses = match &config.host_addresses {
-            Some(addresses) => addresses.get_ref(),
-            None => own,
-        };
-        let is_own = |address: &IpAddr| own.iter().any(|cidr| cidr.addr == *address);
-        Some(HostSettings {
-            interface,
-            shared: addresses
-                .iter()
-                .map(|cidr| cidr.addr)
-                .filter(is_own)
-                .collect(),
-            addresses: addresses
-                .iter()
-                .map(|cidr| IpCidr::new(cidr.addr, cidr.prefix))
-                .collect(),
-            ports: config.host_ports.get_ref().0.clone(),
-            routes: config.host_routes,
-        })
-    }
 }
 
 /// The exception path of a device, set up but not running.
