@@ -300,8 +300,10 @@ fn heap_of_a_departed_client_returns_to_the_system() {
     let grown = used().saturating_sub(before);
     assert!(grown > 8 << 20, "only {grown} bytes");
     drop(client);
+    // A transparent huge page stays while one block in it is used.
+    let slack = SLACK.max(grown / 4);
     let end = Instant::now() + Duration::from_secs(20);
-    while used() > before + SLACK {
+    while used() > before + slack {
         let kept = used().saturating_sub(before);
         assert!(Instant::now() < end, "{kept} bytes of {grown} remain");
         std::thread::sleep(Duration::from_millis(5));
