@@ -7,7 +7,7 @@ use super::gid::{device_gids, ip_of_gid};
 use super::pd::PdObject;
 use super::port::PORT;
 use crate::abi::*;
-use crate::status::{null_with, pointer_of, set_errno};
+use crate::status::{fail_errno, null_with, pointer_of, set_errno};
 use siw::{Error, Persona};
 use siw_shm::persona::{first_ipv4, ip_of_lid};
 use std::ffi::c_int;
@@ -126,8 +126,11 @@ pub unsafe fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah 
     pointer_of("ibv_create_ah", unsafe { create(pd, &*attr) })
 }
 
-/// ibv_destroy_ah(3)
+/// ibv_destroy_ah(3): EINVAL for the NULL of an `ibv_create_ah` that failed.
 pub unsafe fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    if ah.is_null() {
+        return fail_errno(libc::EINVAL);
+    }
     // SAFETY: an address handle of this library, whose context is open.
     if unsafe { is_inherited((*ah).context) } {
         return 0;
