@@ -93,6 +93,13 @@ const SYMPTOMS: &[(&str, Rule)] = &[
         "siwrun doctor PROGRAM",
         If("ibv_devices", "siwrun doctor $(command -v ibv_devices)"),
     ),
+    (
+        "siwrun --persona roce PROGRAM",
+        If(
+            "ibv_devinfo",
+            "siwrun --persona roce ibv_devinfo | grep 'InfiniBand (0)'",
+        ),
+    ),
     ("siwrun --self-test", Run),
     ("siwctl why LQPN", As("siwctl why $LQPN")),
     ("siwctl why --events LQPN", As("siwctl why --events $LQPN")),
