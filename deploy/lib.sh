@@ -79,11 +79,12 @@ debian_sources() {
 
 # unpack_packages SUITE FOLDER PACKAGE...: downloads packages of a suite of Debian, unpacks them into a new folder, and
 # writes the version of the first one into FOLDER/version. Nothing is installed.
-unpack_packages() {
+unpack_packages() ( # A subshell, whose trap leaves that of the caller.
     local of=$1 folder=$2 work
     shift 2
     command -v apt-get dpkg-deb >/dev/null || die "apt-get and dpkg-deb are needed"
     work=$(mktemp -d "${TMPDIR:-/tmp}/siwd-unpack.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
     mkdir -p "$work"/{lists/partial,cache/archives/partial,debs,tree}
     debian_sources "$of" "$work/sources"
     : >"$work/status"
@@ -93,11 +94,8 @@ unpack_packages() {
         (cd "$work/debs" && apt-get -q -o Dir::Etc::SourceList="$work/sources" -o Dir::Etc::SourceParts=/dev/null \
             -o Dir::State::Lists="$work/lists" -o Dir::State::status="$work/status" -o Dir::Cache="$work/cache" \
             -o Acquire::Languages=none -o APT::Sandbox::User= -o Debug::NoLocking=1 \
-            $command) >"$work/log" 2>&1 </dev/null || {
-            say "$(grep '^[EW]:' "$work/log" | tail -n 1)"
-            rm -rf "$work"
-            die "packages of $of cannot be downloaded: $*"
-        }
+            $command) >"$work/log" 2>&1 </dev/null ||
+            die "packages of $of cannot be downloaded ($*): $(grep '^[EW]:' "$work/log" | tail -n 1)"
     done
     local deb
     for deb in "$work"/debs/*.deb; do
@@ -107,8 +105,7 @@ unpack_packages() {
     rm -rf "$folder"
     mkdir -p "$(dirname "$folder")"
     mv "$work/tree" "$folder"
-    rm -rf "$work"
-}
+)
 
 # suite_sources: the file of this machine's package sources.
 suite_sources() {
