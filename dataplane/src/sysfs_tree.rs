@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use siw_shm::device_identity::{
     interface_index, ip_of_gid, link_rate, node_guid, persona_tree_of, sysfs_tree_of,
 };
-use siw_shm::persona::{LinkLayer, Persona};
+use siw_shm::persona::Persona;
 
 use crate::device_view::DeviceView;
 use crate::worker::messages::PortStats;
@@ -191,12 +191,8 @@ fn link_changing_files(port: &Folder, device: &DeviceView, has_counters: bool) -
 }
 
 fn write_port(port: &Folder, device: &DeviceView, persona: Persona) -> io::Result<()> {
-    let link_layer = match persona.link_layer() {
-        LinkLayer::InfiniBand => "InfiniBand",
-        LinkLayer::Ethernet => "Ethernet",
-    };
     port.write_lines(&[
-        ("link_layer", link_layer),
+        ("link_layer", persona.link_layer().text()),
         ("lid_mask_count", "0"),
         ("sm_sl", "0"),
         (

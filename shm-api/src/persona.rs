@@ -34,6 +34,17 @@ pub enum LinkLayer {
     Ethernet = 2,
 }
 
+impl LinkLayer {
+    /// The file `link_layer` of the kernel.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            LinkLayer::InfiniBand => "InfiniBand",
+            LinkLayer::Ethernet => "Ethernet",
+        }
+    }
+}
+
 /// `IB_PORT_CM_SUP` of the InfiniBand specification: the port has a connection manager.
 const CONNECTION_MANAGER: u32 = 1 << 16;
 /// Low bits of an IPv4 address that a LID carries. A LID of a single port is below 0xC000.

@@ -21,6 +21,8 @@ use crate::worker::messages::Command;
 /// Maximum number of routes that operators can add to a device.
 const MAX_ROUTES: usize = 256;
 
+const USAGE: &str = "routes: add NETWORK via ROUTER, del NETWORK, flush, show, or show FROM";
+
 fn invalid(why: impl Into<String>) -> Refusal {
     Refusal::new(libc::EINVAL, why)
 }
@@ -67,14 +69,8 @@ pub(in crate::control) fn change_routes(
         }
         ["flush"] => routes.routes.clear(),
         ["show"] => {}
-        ["show", number] if number.parse::<usize>().is_ok() => {
-            from = number.parse().unwrap_or_default();
-        }
-        _ => {
-            return Err(invalid(
-                "routes: add NETWORK via ROUTER, del NETWORK, flush, show, or show FROM",
-            ));
-        }
+        ["show", number] => from = number.parse().map_err(|_| invalid(USAGE))?,
+        _ => return Err(invalid(USAGE)),
     }
     let text = first_rows(routes.routes.iter().skip(from).map(|route| {
         let to = format!("{}/{}", route.to.addr, route.to.prefix);

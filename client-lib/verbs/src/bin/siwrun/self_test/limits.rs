@@ -7,7 +7,7 @@ use super::memory::*;
 use super::proof::{Proof, ensure_refused, ensure_that, proof_of};
 use super::queue_pair::*;
 use super::verbs::*;
-use siw_shm::persona::{LinkLayer, Persona};
+use siw_shm::persona::Persona;
 use std::ffi::{CStr, c_int};
 use std::rc::Rc;
 
@@ -341,10 +341,9 @@ pub fn check_persona(bench: &Bench) -> Result<Proof, String> {
     let in_files = read_file(&bench.near, c"node_type")?;
     let is_same = in_files == persona.node_type_text();
     ensure_that(is_same, "node_type in sysfs differs")?;
-    let ethernet = persona.link_layer() == LinkLayer::Ethernet;
-    let named = if ethernet { "Ethernet" } else { "InfiniBand" };
     let in_files = read_file(&bench.near, c"ports/1/link_layer")?;
-    ensure_that(in_files == named, "link_layer in sysfs differs")?;
+    let is_same = in_files == persona.link_layer().text();
+    ensure_that(is_same, "link_layer in sysfs differs")?;
     proof_of(persona.name().to_owned())
 }
 
