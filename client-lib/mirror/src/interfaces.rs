@@ -36,7 +36,7 @@ pub const FLAGS: c_int =
     libc::IFF_UP | libc::IFF_RUNNING | libc::IFF_BROADCAST | libc::IFF_MULTICAST;
 /// Netmasks: siwd does not report prefix lengths; these are the usual ones.
 pub const V4_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
-const V6_MASK: Ipv6Addr = Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0);
+pub const V6_MASK: Ipv6Addr = Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0);
 
 /// An address of any family in an entry.
 #[derive(Clone, Copy)]

@@ -14,6 +14,9 @@
 //! | `devices.rs` | siwd's addresses, and the loopback address for each |
 //! | `sockets.rs` | binding, connecting and sending |
 //! | `interfaces.rs`, `interface_requests.rs` | getifaddrs(3); ioctl(2), if_nametoindex(3) |
+//! | `netlink.rs` | netlink sockets: socket(2), and what is sent to them and received |
+//! | `netlink_rdma.rs`, `netlink_dumps.rs` | answers for rdma(8); interfaces, addresses and routes |
+//! | `netlink_messages.rs` | the form of requests and answers |
 //! | `paths.rs` | redirects /sys/class/infiniband and /dev/infiniband to files that siwd writes |
 //! | `tree_walks.rs` | walks of file trees that start there |
 //!
@@ -31,6 +34,10 @@ mod fork_lock;
 mod imports;
 mod interface_requests;
 mod interfaces;
+mod netlink;
+mod netlink_dumps;
+mod netlink_messages;
+mod netlink_rdma;
 mod next;
 mod paths;
 mod sockets;

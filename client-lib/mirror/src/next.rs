@@ -30,6 +30,16 @@ pub mod libc_calls {
         Option<unsafe extern "C-unwind" fn(*mut *const c_void, *mut *const c_void) -> c_int>;
 
     imported_functions! { libc::RTLD_NEXT;
+        fn socket = c"socket" (domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+        fn send = c"send" (
+            fd: c_int, from: *const c_void, length: usize, flags: c_int,
+        ) -> isize;
+        fn recv = c"recv" (fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize;
+        fn recvfrom = c"recvfrom" (
+            fd: c_int, to: *mut c_void, length: usize, flags: c_int, addr: *mut sockaddr,
+            addr_length: *mut socklen_t,
+        ) -> isize;
+        fn recvmsg = c"recvmsg" (fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
         fn bind = c"bind" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
         fn connect = c"connect" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
         fn sendto = c"sendto" (

@@ -1,8 +1,9 @@
 //! Kernel sockets at addresses of siwd.
 
 use crate::devices::{KernelAddress, read_address};
+use crate::netlink::{on_send, parts_of};
 use crate::next::libc_calls;
-use libc::{sockaddr, socklen_t};
+use libc::{iovec, sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
 
 /// Checks for a TCP or UDP socket: others, such as that of ping(8), stay unchanged.
@@ -83,6 +84,13 @@ unsafe extern "C-unwind" fn send_to(
 ) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
+        let part = iovec {
+            iov_base: from.cast_mut(),
+            iov_len: length,
+        };
+        if let Some(result) = on_send(fd, &[part], addr, addr_length) {
+            return result;
+        }
         let loopback = redirect(fd, addr, addr_length);
         let addr = loopback.as_ref().map_or(addr, KernelAddress::as_abi);
         libc_calls::sendto(fd, from, length, flags, addr, addr_length)
@@ -101,6 +109,14 @@ unsafe extern "C-unwind" fn send_message(
             return libc_calls::sendmsg(fd, message, flags);
         }
         let mut given = message.read_unaligned();
+        if let Some(result) = on_send(
+            fd,
+            parts_of(&given),
+            given.msg_name.cast(),
+            given.msg_namelen,
+        ) {
+            return result;
+        }
         match redirect(fd, given.msg_name.cast(), given.msg_namelen) {
             Some(loopback) => {
                 given.msg_name = loopback.as_abi().cast_mut().cast();

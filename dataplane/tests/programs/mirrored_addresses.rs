@@ -111,6 +111,133 @@ fn interfaces_answer_requests_of_ioctl() {
     assert!(said.contains("all as expected"), "{said}");
 }
 
+/// The line with JSON in the output of a program.
+fn json_of(said: &str) -> serde_json::Value {
+    let line = said.lines().find(|line| line.starts_with('['));
+    serde_json::from_str(line.unwrap_or_else(|| panic!("{said}"))).unwrap()
+}
+
+/// rdma(8) asks the kernel by netlink, which often has no RDMA, and never siwd's devices.
+#[test]
+fn the_program_rdma_lists_the_devices_with_each_persona() {
+    if !is_installed("rdma", "iproute2") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    for (persona, protocol) in [("iwarp", "iw"), ("roce", "roce"), ("ib", "ib")] {
+        let said =
+            Program::start(&daemon, &format!("--persona {persona} rdma -j link show")).succeed();
+        let links: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let [first, second] = &links.as_array().unwrap()[..] else {
+            panic!("{links}");
+        };
+        for (link, name) in [(first, "siw0"), (second, "siw1")] {
+            assert_eq!(
+                (&link["ifname"], &link["netdev"]),
+                (&name.into(), &name.into())
+            );
+            assert_eq!(
+                (&link["port"], &link["state"]),
+                (&1.into(), &"ACTIVE".into())
+            );
+            assert_eq!(link["physical_state"], "LINK_UP");
+        }
+        let line = format!("--persona {persona} rdma -d -j dev show siw1");
+        let devices = json_of(&Program::start(&daemon, &line).succeed());
+        let device = &devices[0];
+        assert_eq!(device["ifname"], "siw1", "{devices}");
+        if let Some(shown) = device.get("protocol") {
+            assert_eq!(shown, protocol, "{devices}");
+        }
+        let file = "cat /sys/class/infiniband/siw1/node_guid";
+        let shown = Program::start(&daemon, file).succeed();
+        let guid = device["node_guid"].as_str().unwrap();
+        assert!(shown.lines().any(|line| line == guid), "{guid}: {shown}");
+    }
+    // What siwd does not answer is an error, not silence.
+    let (status, said) = Program::start(&daemon, "rdma system show").finish();
+    assert!(status.success() && said.contains("netns shared"), "{said}");
+    let (status, said) = Program::start(&daemon, "rdma link show nobody/1").finish();
+    assert!(!status.success(), "{said}");
+}
+
+/// As libraries ask for the route to a GID: the first message of a dump, after a look at its length.
+const ROUTES: &str = r#"
+import socket, struct
+GETROUTE, DUMP, OIF, DST = 26, 0x301, 4, 1
+
+def routes(family, receive):
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    sock.bind((0, 0))
+    head = struct.pack("=B11x", family)
+    sock.sendmsg([struct.pack("=IHHII", 16 + len(head), GETROUTE, DUMP, 7, 0), head])
+    found, at, data = {}, 0, receive(sock)
+    while at < len(data):
+        length, kind, flags, sequence, port = struct.unpack_from("=IHHII", data, at)
+        assert sequence == 7 and port == sock.getsockname()[0]
+        if kind == 24:
+            prefix, part, attributes = data[at + 17], at + 28, {}
+            while part < at + length:
+                size, name = struct.unpack_from("=HH", data, part)
+                attributes[name] = data[part + 4 : part + size]
+                part += (size + 3) & ~3
+            if DST in attributes and OIF in attributes:
+                index = struct.unpack("=I", attributes[OIF])[0]
+                found.setdefault(index, []).append((socket.inet_ntop(family, attributes[DST]), prefix))
+        at += (length + 3) & ~3
+    return found
+
+def looks_first(sock):
+    length = sock.recv_into(bytearray(1), 0, socket.MSG_PEEK | socket.MSG_TRUNC)
+    data = sock.recv(length)
+    assert len(data) == length
+    return data
+
+def has_no_room(sock):
+    # siwd's part fits, the kernel's not: it comes next.
+    first = sock.recv(400)
+    return first + sock.recv(65536)
+
+index = socket.if_nametoindex("siw1")
+for receive in (looks_first, has_no_room, lambda sock: sock.recvmsg(65536)[0], lambda sock: sock.recvfrom(65536)[0]):
+    v4, v6 = routes(socket.AF_INET, receive), routes(socket.AF_INET6, receive)
+    assert ("10.77.0.0", 24) in v4[index], v4
+    assert ("fd77::", 64) in v6[index], v6
+    # The kernel's are there as well.
+    kernel = [line.split() for line in open("/proc/net/route")][1:]
+    for name, network, *_ in kernel:
+        if network != "00000000":
+            ip = socket.inet_ntoa(bytes.fromhex(network)[::-1])
+            assert any(ip == found for found, _ in v4[socket.if_nametoindex(name)]), v4
+print("all as expected")
+"#;
+
+#[test]
+fn netlink_dumps_have_the_routes_and_interfaces_of_siwd() {
+    if !is_installed("python3", "python3") || !is_installed("ip", "iproute2") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let script = daemon.dir.path().join("routes.py");
+    std::fs::write(&script, ROUTES).unwrap();
+    let line = format!("python3 {}", script.display());
+    let said = Program::start(&daemon, &line).succeed();
+    assert!(said.contains("all as expected"), "{said}");
+    let said = Program::start(&daemon, "ip -brief address show").succeed();
+    let line = said.lines().find(|line| line.starts_with("siw1 "));
+    let line = line.unwrap_or_else(|| panic!("{said}"));
+    assert!(
+        line.contains(" UP ") && line.contains("10.77.0.2/24"),
+        "{line}"
+    );
+    assert!(said.lines().any(|line| line.starts_with("lo ")), "{said}");
+    let said = Program::start(&daemon, "ip route show table main").succeed();
+    assert!(said.contains("10.77.0.0/24 dev siw0"), "{said}");
+    // Without the library there is nothing of it.
+    let said = Program::start(&daemon, "--no-mirror ip -brief address show").succeed();
+    assert!(!said.contains("siw1"), "{said}");
+}
+
 #[test]
 fn perftest_connects_by_a_kernel_socket() {
     if !is_installed("ib_write_bw", "perftest") {
