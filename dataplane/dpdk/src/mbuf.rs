@@ -289,22 +289,35 @@ impl Mbuf {
         true
     }
 
-    /// Shortens the packet to `len` bytes, for example to drop Ethernet padding. Segments after the
-    /// cut stay, without data. No effect if `len` exceeds the packet length.
+    /// Shortens the packet to `len` bytes, for example to drop Ethernet padding, and frees the segments
+    /// after the cut. No effect if `len` exceeds the packet length.
     pub fn truncate(&mut self, len: u32) {
         if len >= self.pkt_len() {
             return;
         }
         self.raw_mbuf_mut().pkt_len = len;
         let mut left = len;
-        let mut seg = self.as_ptr();
-        while !seg.is_null() {
-            // SAFETY: `seg` walks the chain that `self` owns.
-            let segment = unsafe { &mut *seg };
+        let mut kept = 0;
+        let mut next = self.as_ptr();
+        let mut rest = None;
+        while !next.is_null() {
+            // SAFETY: `next` walks the chain that `self` owns.
+            let segment = unsafe { &mut *next };
             let keep = left.min(u32::from(segment.data_len)) as u16;
             segment.data_len = keep;
             left -= u32::from(keep);
-            seg = segment.next;
+            kept += 1;
+            next = segment.next;
+            if left == 0 {
+                rest = NonNull::new(std::mem::replace(&mut segment.next, std::ptr::null_mut()));
+                break;
+            }
+        }
+        let all = std::mem::replace(&mut self.raw_mbuf_mut().nb_segs, kept);
+        if let Some(rest) = rest {
+            // SAFETY: the rest was owned through `next` of the last segment, which is cut.
+            let mut rest = unsafe { Mbuf::from_raw(rest) };
+            rest.raw_mbuf_mut().nb_segs = all - kept;
         }
     }
 

@@ -239,6 +239,27 @@ impl Connections {
         }
     }
 
+    /// Begins the wait of a queue pair whose message has found no receive work request: the connection keeps
+    /// the message, without taking buffers from others. If there are none left for messages that wait, the
+    /// wait ends at once.
+    #[cold]
+    fn begin_receive_wait(&mut self, now: Instant, conn: ConnId, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        if !queue_pair.protocol.awaits_receive() {
+            return;
+        }
+        let wait = queue_pair.protocol.receive_wait_ms();
+        let end = queue_pair.receive_wait_end.get_or_insert_with(|| {
+            self.receive_waits.begun += 1;
+            now + Duration::from_millis(wait.into())
+        });
+        if !self.ports[queue_pair.port].stack.stop_reading(conn) {
+            *end = now;
+        }
+    }
+
     /// Has the queue pairs of waiting messages check for a receive work request, if the device's
     /// `receive_wait_ms` or the consumer asks for the wait. Programs for InfiniBand expect it (its
     /// RNR). The message stays in TCP's receive queue, whose window closes, and so do the messages
@@ -264,11 +285,7 @@ impl Connections {
             let port = queue_pair.port;
             // A Terminate behind the message has ended the stream.
             let is_waiting = queue_pair.protocol.awaits_receive();
-            let wait = queue_pair.protocol.receive_wait_ms();
-            let end = *queue_pair.receive_wait_end.get_or_insert_with(|| {
-                self.receive_waits.begun += 1;
-                now + Duration::from_millis(wait.into())
-            });
+            let end = queue_pair.receive_wait_end.unwrap_or(now);
             if is_waiting && now < end && queue_pair.rings.has_no_receive() {
                 self.context
                     .for_rings(&mut queue_pair.rings)
@@ -281,6 +298,7 @@ impl Connections {
             }
             let held = std::mem::take(&mut queue_pair.held_events);
             queue_pair.protocol.stop_awaiting_receive();
+            self.ports[port].stack.resume_reading(conn);
             self.on_stream_event(now, port, conn, slot, held | Events::READABLE);
             let queue_pair = self.queue_pairs.get_mut(slot);
             if let Some(queue_pair) = queue_pair
@@ -321,6 +339,9 @@ impl Connections {
                 protocol.receive_in_order(&mut view, &mut stream)
             };
             drop(view);
+            if !self.context.parked.is_empty(Wait::Receive) {
+                self.begin_receive_wait(now, conn, slot);
+            }
             // A responder may send once its first FPDU has arrived; requests posted earlier wait for
             // it.
             if progress.first_fpdu || progress.has_output {

@@ -16,6 +16,7 @@ use crate::base::timer_wheel::TimerWheel;
 use crate::config::{IpCidr, LearnedRoutes, StackConfig, held_in};
 use crate::congestion::window::initial_window;
 use crate::connection::closing_list::ClosingLists;
+use crate::connection::held_buffers::HeldBuffers;
 use crate::connection::listeners::Listeners;
 use crate::connection::side_table::{SideFlags, SideTable};
 use crate::connection::stalled::StalledFlows;
@@ -31,9 +32,6 @@ use crate::tcb::rtt::RtoLimits;
 use crate::wire::flow_key::{FlowKey, TableHasher};
 use crate::wire::frame;
 use crate::wire::segment::{RST, Segment};
-
-/// A connection with fewer buffers than this may exceed the common limit by some.
-const FEW: usize = 16;
 
 /// An ACK of DCTCP for the segments before a change of the mark, which leaves before any later ACK
 /// of its connection.
@@ -95,7 +93,7 @@ pub(crate) struct SharedState {
     pub port_draws: u32,
     pub paths: Paths,
     /// Received buffers held by connections, as last counted.
-    pub held_buffers: usize,
+    pub held: HeldBuffers,
     pub stats: StackStats,
 }
 
@@ -134,6 +132,12 @@ impl TcpContext<'_> {
             .fields_of(self.id.index)
             .flags
             .has(SideFlags::MAY_SEND_ECT)
+    }
+
+    /// The user that the connection is charged to; `u32::MAX` if its owner named none.
+    pub(crate) fn user(&self) -> u32 {
+        let owner = self.shared.side_table.quota_owner(self.id.index);
+        owner.map_or(u32::MAX, |owner| owner.user)
     }
 
     /// Counts a retransmission of data.
@@ -281,7 +285,7 @@ impl SharedState {
             challenges: RandomizedLimit::new(rate, now, Key::new(&config.isn_key)),
             port_draws: 0,
             paths: Paths::default(),
-            held_buffers: 0,
+            held: HeldBuffers::new(config.max_held_buffers, config.max_recv_buffers),
             stats: StackStats::default(),
             config,
         }
@@ -315,21 +319,6 @@ impl SharedState {
             tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
             self.output_list.push_back(index);
         }
-    }
-
-    /// Returns whether the buffer of a new segment must be refused because a limit on held buffers
-    /// is reached, that of the connection or that of all connections together. A connection that
-    /// holds few may exceed the common limit by an eighth, so that owners who read are not blocked
-    /// by those who do not; one that holds none may always take one, to avoid starvation.
-    /// `counted`: the buffers that the connection holds.
-    #[inline]
-    pub(crate) fn is_receive_full(&self, counted: u32) -> bool {
-        let own = counted as usize;
-        let all = self.config.max_held_buffers;
-        own >= self.config.max_recv_buffers
-            || (self.held_buffers >= all
-                && own > 0
-                && (own >= FEW || self.held_buffers >= all.saturating_add(all / 8)))
     }
 
     /// Returns whether a connection that holds `counted` buffers copies small segments into buffers

@@ -54,7 +54,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             || seg.ce != tcb.has(ConnectionFlags::LAST_WAS_MARKED)
             || seg.seq != tcb.rcv_nxt
             || tcb.has(
-                ConnectionFlags::RECOVERING | ConnectionFlags::RELEASED | ConnectionFlags::FIN_SEEN,
+                ConnectionFlags::RECOVERING
+                    | ConnectionFlags::RELEASED
+                    | ConnectionFlags::FIN_SEEN
+                    | ConnectionFlags::UNREAD,
             )
             || seg.has_ts != tcb.has(ConnectionFlags::TIMESTAMPS)
             || (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0 && seg.has_ts
@@ -68,7 +71,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if len > 0
             && (self.receiver.out_of_order.is_some()
                 || cx.shared.shares_buffers(self.receiver.counted_buffers)
-                || cx.shared.is_receive_full(self.receiver.counted_buffers))
+                || !cx
+                    .shared
+                    .held
+                    .has_room(self.receiver.counted_buffers, buffer.buffer_count() as u32))
         {
             return Err(buffer);
         }
@@ -415,7 +421,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.enter_closed(cx);
             return SegmentVerdict::Done;
         }
-        if self.receiver.take_payload(tcb, cx, seg, buffer) {
+        let is_fin_next = if tcb.has(ConnectionFlags::UNREAD) {
+            self.receiver.take_unread_payload(tcb, cx, seg, buffer)
+        } else {
+            self.receiver.take_payload(tcb, cx, seg, buffer)
+        };
+        if is_fin_next {
             self.on_fin(cx);
         }
         SegmentVerdict::Done

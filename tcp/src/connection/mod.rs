@@ -6,6 +6,7 @@ pub(crate) mod closing_list;
 pub(crate) mod context;
 pub(crate) mod ecn;
 pub(crate) mod handshake;
+pub(crate) mod held_buffers;
 pub(crate) mod input;
 pub(crate) mod listeners;
 pub(crate) mod multi_segments;
@@ -149,6 +150,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.tcb.ack_at = 0;
         self.tcb.pipe = 0;
         self.tcb.unsent = 0;
+        self.receiver.resume_reading(&mut self.tcb, cx);
         self.receiver.out_of_order = None;
         self.sender.recovery = None;
         self.receiver.update_held_buffers(cx);

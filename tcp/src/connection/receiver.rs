@@ -75,10 +75,7 @@ impl<B: RecvBuf> Receiver<B> {
         let shared = &*cx.shared;
         let doublings = shared.side_table.window_doublings(cx.id.index);
         let tuned = u64::from(shared.recv_window) << doublings;
-        let free = shared
-            .config
-            .max_held_buffers
-            .saturating_sub(shared.held_buffers);
+        let free = shared.held.free();
         let room = (free as u64).saturating_mul(u64::from(tcb.emss) * 3 / 4);
         tuned
             .min(shared.recv_window_max.into())
@@ -181,7 +178,7 @@ impl<B: RecvBuf> Receiver<B> {
         }
     }
 
-    /// Updates the shared `held_buffers` by the connection's current count.
+    /// Updates the shared count of held buffers by the connection's current count.
     #[inline]
     pub(crate) fn update_held_buffers(&mut self, cx: &mut TcpContext<'_>) {
         let count = self.receive_queue.buffer_count()
@@ -189,7 +186,7 @@ impl<B: RecvBuf> Receiver<B> {
                 .out_of_order
                 .as_ref()
                 .map_or(0, |queue| queue.buffer_count());
-        cx.shared.held_buffers = cx.shared.held_buffers + count - self.counted_buffers as usize;
+        cx.shared.held.change(self.counted_buffers, count as u32);
         self.counted_buffers = count as u32;
     }
 
@@ -231,8 +228,8 @@ impl<B: RecvBuf> Receiver<B> {
         } = delivery;
         cx.shared.stats.in_bytes += u64::from(bytes);
         tcb.rcv_nxt += bytes;
+        cx.shared.held.change(0, buffers);
         self.counted_buffers += buffers;
-        cx.shared.held_buffers += buffers as usize;
         tcb.unacked_segs = (u32::from(tcb.unacked_segs) + segments).min(255) as u8;
         if push && tcb.unacked_segs == 1 && tcb.has(ConnectionFlags::ANSWERS) {
             cx.await_answer(tcb);
@@ -243,6 +240,75 @@ impl<B: RecvBuf> Receiver<B> {
             cx.schedule_timer(tcb, tcb.ack_at);
         }
         cx.raise_event(tcb, Events::READABLE);
+    }
+
+    /// The number of buffers that a new segment may bring. A connection that holds none may take one with
+    /// data in order, so that it does not starve.
+    fn room(&self, tcb: &Tcb, cx: &TcpContext<'_>, is_in_order: bool) -> usize {
+        let own = self.counted_buffers;
+        if tcb.has(ConnectionFlags::UNREAD) {
+            return cx.shared.held.room_while_waiting(cx.user(), own);
+        }
+        let least = usize::from(own == 0 && is_in_order);
+        cx.shared.held.room(own).max(least)
+    }
+
+    /// The owner stops reading: what the connection holds is counted apart from the buffers of others. Data
+    /// beyond the share of its user that has not been acknowledged is forgotten, as if its segments had been
+    /// dropped: the peer sends it again (RFC 9293 section 3.8.1). Returns `false` if such connections already
+    /// hold all buffers that there are for received data: the owner has to read, or end the connection.
+    #[cold]
+    pub(crate) fn stop_reading(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) -> bool {
+        if tcb.has(ConnectionFlags::UNREAD) {
+            return true;
+        }
+        if cx.shared.held.is_full_of_waiting() {
+            return false;
+        }
+        let user = cx.user();
+        self.update_held_buffers(cx);
+        let may_forget = !tcb.has(ConnectionFlags::FIN_SEEN) && self.out_of_order.is_none();
+        if may_forget
+            && cx.shared.held.room_while_waiting(user, 0) < self.receive_queue.buffer_count()
+        {
+            let length = self.receive_queue.len_bytes() as u32;
+            let begin = tcb.rcv_nxt - length;
+            let acknowledged = tcb.last_ack_sent.distance_from(begin).max(0) as usize;
+            self.receive_queue.forget_from(acknowledged);
+            let kept = self.receive_queue.len_bytes() as u32;
+            cx.shared.stats.in_bytes -= u64::from(length - kept);
+            tcb.rcv_nxt = begin + kept;
+            self.update_held_buffers(cx);
+        }
+        tcb.flags |= ConnectionFlags::UNREAD;
+        cx.shared.held.begin_wait(user, self.counted_buffers);
+        true
+    }
+
+    /// The owner goes on reading.
+    #[cold]
+    pub(crate) fn resume_reading(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
+        if tcb.has(ConnectionFlags::UNREAD) {
+            tcb.flags &= !ConnectionFlags::UNREAD;
+            cx.shared.held.end_wait(cx.user(), self.counted_buffers);
+        }
+    }
+
+    /// Takes the payload of a segment as [`take_payload`](Self::take_payload), with the buffers of a
+    /// connection that is not read counted apart before and afterwards.
+    #[cold]
+    pub(crate) fn take_unread_payload(
+        &mut self,
+        tcb: &mut Tcb,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        buffer: B,
+    ) -> bool {
+        let user = cx.user();
+        cx.shared.held.end_wait(user, self.counted_buffers);
+        let is_fin_next = self.take_payload(tcb, cx, seg, buffer);
+        cx.shared.held.begin_wait(user, self.counted_buffers);
+        is_fin_next
     }
 
     /// Takes the payload and the FIN of an acceptable segment (RFC 9293 section 3.10.7.4, seventh).
@@ -283,9 +349,16 @@ impl<B: RecvBuf> Receiver<B> {
             buffer.truncate(buffer.remaining().min(space));
         }
         if buffer.remaining() > 0 {
+            let is_in_order = seq == tcb.rcv_nxt;
             self.update_held_buffers(cx);
-            let full = cx.shared.is_receive_full(self.counted_buffers);
-            if seq == tcb.rcv_nxt {
+            let room = self.room(tcb, cx, is_in_order);
+            let full = room == 0;
+            if room < buffer.buffer_count() && !full {
+                cx.shared.stats.rcv_q_drop += 1;
+                cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+                keep_buffers(&mut buffer, room);
+            }
+            if is_in_order {
                 let shares = full || cx.shared.shares_buffers(self.counted_buffers);
                 let shares = shares && self.receive_queue.absorb(&buffer);
                 // A segment that fills a hole is kept beyond the limit, because the buffers held
@@ -359,7 +432,6 @@ impl<B: RecvBuf> Receiver<B> {
     /// segment. Returns `false` if there is none to drop.
     #[cold]
     fn make_room(&mut self, cx: &mut TcpContext<'_>) -> bool {
-        let limit = cx.shared.config.max_recv_buffers;
         let Some(queue) = self
             .out_of_order
             .as_mut()
@@ -367,10 +439,7 @@ impl<B: RecvBuf> Receiver<B> {
         else {
             return false;
         };
-        let all = cx.shared.config.max_held_buffers;
-        if (self.counted_buffers as usize) < limit + limit / 8
-            && cx.shared.held_buffers < all.saturating_add(all / 8)
-        {
+        if cx.shared.held.may_exceed(self.counted_buffers) {
             return true;
         }
         cx.shared.stats.rcv_pruned += 1;
@@ -388,4 +457,11 @@ impl<B: RecvBuf> Receiver<B> {
             queue.note_duplicate(lo, hi);
         }
     }
+}
+
+/// Shortens a frame to the data in its first `count` buffers.
+#[cold]
+fn keep_buffers<B: RecvBuf>(buffer: &mut B, count: usize) {
+    let bytes = buffer.chunks().take(count).map(<[u8]>::len).sum();
+    buffer.truncate(bytes);
 }

@@ -55,6 +55,27 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         fits
     }
 
+    /// Drops what lies behind the first `keep` bytes and behind the first piece of the first buffer.
+    #[cold]
+    pub(crate) fn forget_from(&mut self, keep: usize) {
+        let first = self.bufs.front().map_or(0, |buffer| buffer.chunk().len());
+        let mut left = keep.max(first);
+        let (mut kept, mut buffers) = (0, 0);
+        self.bufs.retain_mut(|buffer| {
+            if left == 0 {
+                return false;
+            }
+            if left < buffer.remaining() {
+                buffer.truncate(left);
+            }
+            left -= buffer.remaining();
+            kept += buffer.remaining() as u32;
+            buffers += buffer.buffer_count() as u32;
+            true
+        });
+        (self.bytes, self.buffers) = (kept, buffers);
+    }
+
     /// Returns the number of pool buffers.
     pub(crate) fn buffer_count(&self) -> usize {
         self.buffers as usize

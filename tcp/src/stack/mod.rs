@@ -292,6 +292,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let conn = &mut self.slots[index];
         conn.tcb.flags |= ConnectionFlags::RELEASED;
         conn.tcb.events = 0;
+        conn.receiver
+            .resume_reading(&mut conn.tcb, &mut self.shared.context_of(id));
         conn.receiver.receive_queue.clear();
         // Out-of-order data can no longer be read; data that fills the hole is answered with a reset.
         conn.receiver.out_of_order = None;
@@ -342,6 +344,27 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let index = *self.shared.event_list.get(ahead)?;
         let tcb = &self.slots.get(index)?.tcb;
         Some((tcb.user, Events(tcb.events)))
+    }
+
+    /// The owner of the connection does not read for a while, because it waits for something else. What the
+    /// connection holds no longer takes room from others, and beyond the share of its user it accepts no
+    /// more. Returns `false` if such connections hold all there is: then this one has to be read or ended.
+    pub fn stop_reading(&mut self, id: ConnId) -> bool {
+        if self.slots.owned(id).is_none() {
+            return true;
+        }
+        let conn = &mut self.slots[id.index];
+        let cx = &mut self.shared.context_of(id);
+        conn.receiver.stop_reading(&mut conn.tcb, cx)
+    }
+
+    /// The owner of the connection reads again.
+    pub fn resume_reading(&mut self, id: ConnId) {
+        if self.slots.owned(id).is_some() {
+            let conn = &mut self.slots[id.index];
+            let cx = &mut self.shared.context_of(id);
+            conn.receiver.resume_reading(&mut conn.tcb, cx);
+        }
     }
 
     /// Returns whether [`next_event`](Self::next_event) may return an event.
@@ -620,7 +643,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// owners consumed since the last `poll`. At most [`StackConfig::max_held_buffers`] plus an
     /// eighth, and one more for each connection.
     pub fn held_buffers(&self) -> usize {
-        self.shared.held_buffers
+        self.shared.held.total()
     }
 
     /// Number of connections that occupy a slot, TIME-WAIT included.

@@ -535,6 +535,7 @@ impl RxCoalescer {
             .union(ConnectionFlags::RELEASED)
             .union(ConnectionFlags::FIN_SEEN)
             .union(ConnectionFlags::LAST_WAS_MARKED)
+            .union(ConnectionFlags::UNREAD)
             .union(ConnectionFlags::TIMESTAMPS);
         let tcb = &conn.tcb;
         let window = tcb.snd_wnd >> tcb.scales.send();
@@ -550,7 +551,7 @@ impl RxCoalescer {
         let own = conn.receiver.counted_buffers as usize;
         // Beyond a quarter, segments share buffers.
         let room = (sh.config.buffers_of_one() / 4).saturating_sub(own);
-        let all = sh.config.max_held_buffers.saturating_sub(sh.held_buffers);
+        let all = sh.held.free();
         self.index = index;
         self.v6 = conn.path.template.is_v6();
         (self.addresses, self.ports) = conn.path.template.key().in_peer_headers();

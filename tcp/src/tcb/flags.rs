@@ -74,6 +74,9 @@ impl ConnectionFlags {
     /// The owner answers messages at once, so their ACKs wait for the answers.
     pub const ANSWERS: ConnectionFlags = ConnectionFlags(1 << 30);
 
+    /// The owner does not read for a while: its buffers are counted apart from those of others.
+    pub const UNREAD: ConnectionFlags = ConnectionFlags(1 << 31);
+
     /// Output other than data is pending.
     pub const NEED_MASK: ConnectionFlags = ConnectionFlags(
         Self::NEED_ACK.0

@@ -214,6 +214,101 @@ fn a_reader_progresses_while_others_hold_buffers() {
     assert!(got == data);
 }
 
+/// Owners that stop reading take nothing from those who read, whatever their peers send.
+#[test]
+fn connections_that_are_not_read_take_no_buffers_from_others() {
+    const WAITING: usize = 30;
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].max_held_buffers = 200;
+    let mut lab = Lab::with(configs);
+    let waiting: Vec<_> = (0..WAITING).map(|_| lab.connect()).collect();
+    let reads = lab.connect();
+    let data = pattern(40 * MSS);
+    let push = |lab: &mut Lab, client: siw_tcp::ConnId, bytes: &[u8]| {
+        for chunk in bytes.chunks(MSS) {
+            let record = chunk.to_vec();
+            lab.net.hosts[0]
+                .push_record(client, MSS as u32, record, false)
+                .unwrap();
+        }
+        lab.net.flush(0, client);
+    };
+    let (first, rest) = data.split_at(MSS);
+    for [client, server] in &waiting {
+        push(&mut lab, *client, first);
+        while lab.net.hosts[1].tcp_info(*server).unwrap().readable == 0 {
+            lab.run_ms(1);
+        }
+        assert!(lab.net.hosts[1].stop_reading(*server));
+        push(&mut lab, *client, rest);
+    }
+    lab.run_ms(300);
+    let held = lab.net.hosts[1].held_buffers();
+    // Three eighths, as all are of one user, and the first one of each.
+    assert!((75..=75 + WAITING).contains(&held), "{held}");
+    let dropped = lab.net.hosts[1].stats().rcv_q_drop;
+    assert!(dropped > 0);
+    // A reader is not slowed down: no segment of its own is dropped.
+    let (start, mut got) = (lab.net.now, vec![]);
+    push(&mut lab, reads[0], &data);
+    while got.len() < data.len() {
+        lab.run_ms(1);
+        got.extend(lab.read(1, reads[1]));
+        assert!(
+            lab.net.now - start < Duration::from_millis(100),
+            "{}",
+            got.len()
+        );
+    }
+    assert!(got == data);
+    // Then the others are read: nothing is lost or doubled.
+    let mut parts = vec![vec![]; WAITING];
+    for ids in &waiting {
+        lab.net.hosts[1].resume_reading(ids[1]);
+    }
+    for _ in 0..5_000 {
+        for (got, ids) in parts.iter_mut().zip(&waiting) {
+            got.extend(lab.read(1, ids[1]));
+        }
+        if parts.iter().all(|got| got.len() == data.len()) {
+            break;
+        }
+        lab.run_ms(5);
+    }
+    assert!(parts.iter().all(|got| *got == data));
+    lab.run_ms(5);
+    assert_eq!(lab.net.hosts[1].held_buffers(), 0);
+}
+
+/// What has not been acknowledged yet is forgotten where it would exceed the share.
+#[test]
+fn an_owner_that_stops_reading_gives_back_what_is_not_acknowledged() {
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].max_held_buffers = 160;
+    let mut lab = Lab::with(configs);
+    let all: Vec<_> = (0..10)
+        .map(|_| {
+            let [_, server] = lab.connect();
+            (server, lab.forge(0))
+        })
+        .collect();
+    for (number, (server, first)) in all.into_iter().enumerate() {
+        let before = lab.net.hosts[1].held_buffers();
+        for at in 0..10 {
+            let mut segment = first.clone();
+            segment.seq = segment.seq.wrapping_add(100 * at);
+            segment.payload = vec![at as u8; 100];
+            give(&mut lab, 1, &segment);
+        }
+        assert_eq!(lab.net.hosts[1].held_buffers(), before + 10);
+        assert!(lab.net.hosts[1].stop_reading(server));
+        let kept = lab.net.hosts[1].held_buffers() - before;
+        assert_eq!(kept, if number < 6 { 10 } else { 1 }, "{number}");
+        let readable = lab.net.hosts[1].tcp_info(server).unwrap().readable;
+        assert_eq!(readable as usize, kept * 100);
+    }
+}
+
 #[test]
 fn buffers_are_released_however_a_connection_ends() {
     let mut lab = Lab::new();

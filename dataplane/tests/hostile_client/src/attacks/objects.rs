@@ -13,7 +13,7 @@ const IDLE_QUEUES: usize = 4000;
 /// Connections of a client that leaves, with two queue pairs each.
 const LEFT_CONNECTIONS: usize = 500;
 /// Connections whose SEND has no receive request.
-const PARKED: usize = 200;
+const PARKED: usize = 600;
 /// Arenas of a region, each with one extent.
 const ARENAS: usize = 4096;
 
