@@ -107,6 +107,31 @@ unpack_packages() ( # A subshell, whose trap leaves that of the caller.
     mv "$work/tree" "$folder"
 )
 
+# in_root ROOT FOLDERS COMMAND...: runs COMMAND as root of the system in the folder ROOT, with /proc, /sys and /dev of
+# this machine and no other environment, in namespaces that go with it. FOLDERS: lines "FOLDER PLACE"; each folder of
+# this machine is at its place in the root. A root of its own instead of chroot(1), in which nobody can make user
+# namespaces.
+in_root() {
+    unshare --mount --propagation private --pid --fork --kill-child sh -ec '
+        root=$1 folders=$2
+        shift 2
+        mount --bind "$root" "$root"
+        mount -t proc proc "$root/proc"
+        for folder in sys dev; do mount --rbind /$folder "$root/$folder"; done
+        for folder in tmp run; do mount -t tmpfs root "$root/$folder"; done
+        mkdir -p "$root/run/lock"
+        echo "$folders" | while read -r folder place; do
+            [ -d "$folder" ] || continue
+            mkdir -p "$root$place"
+            mount --bind "$folder" "$root$place"
+        done
+        cd "$root"
+        pivot_root . .
+        umount -l .
+        exec env -i HOME=/root LANG=C.UTF-8 "$@"
+    ' sh "$@"
+}
+
 # suite_sources: the file of this machine's package sources.
 suite_sources() {
     local file
