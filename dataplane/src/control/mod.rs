@@ -23,8 +23,8 @@
 //! | `connection/` | listeners, connects, pairing, ended connections |
 //! | `operator/` | lists, statistics, captures, actions, configuration, devices at run time |
 //!
-//! Files without `Context` (such as `client/peers.rs`, `memory/regions.rs`, `connection/ends.rs`) describe one
-//! kind of object. `Resources` holds the objects of all kinds, and `Context` holds `Resources`. Files with
+//! Files without `Context` (such as `client/peers.rs`, `memory/client_memory.rs`, `connection/ends.rs`) describe
+//! one kind of object. `Resources` holds the objects of all kinds, and `Context` holds `Resources`. Files with
 //! `Context` handle requests and reports; they call handlers of their own folder and of those above it in the
 //! table. `departures.rs`, `resume.rs` and this file call handlers of all folders.
 //!
@@ -77,8 +77,8 @@ use self::device::devices::Devices;
 use self::device::host_routes::RouteFollower;
 use self::device::links::{LinkMonitor, Removal};
 use self::memory::Memory;
-use self::memory::extents;
-use self::memory::extents::Received;
+use self::memory::arena_files::ArenaFiles;
+use self::memory::imports::Received;
 use self::operator::captures::Captures;
 use self::operator::counter_files::CounterFiles;
 use self::operator::device_changes;
@@ -248,6 +248,7 @@ impl ControlThread {
             captures: parts.captures,
             memory: Memory {
                 keys: parts.keys,
+                files: ArenaFiles::default(),
                 map_arena: parts.map_arena,
                 ports_use_dma: parts.ports_use_dma,
                 sends_by_reference: devices.sends_by_reference,
@@ -654,7 +655,7 @@ impl ControlThread {
             Request::DeregMr(request) => self.memory.dereg_mr(context, id, request),
             Request::ReregMr(request) => self.memory.rereg_mr(context, id, request),
             Request::AddExtents(request) => {
-                extents::add_extents(&mut context.resources, id, seq, request)
+                memory::add_extents(&mut context.resources, id, seq, request)
             }
             Request::RegMemory(request) => {
                 self.memory

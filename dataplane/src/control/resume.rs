@@ -91,7 +91,8 @@ impl ControlThread {
             (Then::FreeQp(qpn), _) => queue_pairs::free_qp(resources, id, seq, qpn),
             (Then::EndKey(key), _) => memory::end_key(resources, id, seq, key, frames),
             (Then::AddArena { charge, origin }, Report::Arena(made)) => {
-                memory::add_arena(resources, id, seq, charge, origin, made)
+                self.memory
+                    .add_arena(resources, id, seq, (charge, origin), made)
             }
             (Then::ReplyArenaFreed, _) => memory::reply_freed(resources, id, seq),
             (

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use siw_shm::SharedMemory;
 
-use super::regions::ClientArena;
+use super::client_memory::ClientArena;
 use crate::control::account::quotas::Charged;
 use crate::ids::CommandToken;
 
@@ -101,8 +101,7 @@ impl HeldMemory {
 mod tests {
     use super::*;
     use crate::control::account::quotas::tests::account;
-    use crate::control::memory::arena_amounts;
-    use crate::control::memory::regions::ArenaOrigin;
+    use crate::control::memory::client_memory::{ArenaOrigin, arena_amounts};
 
     fn new_token(number: u64) -> CommandToken {
         let client = None;

@@ -184,7 +184,7 @@ pub(in crate::control) fn list_objects(
         ObjectList::MemoryRegions => add_objects(
             &mut page,
             (resources, viewer),
-            |client| &client.mrs,
+            |client| client.memory.regions(),
             Stag,
             |key| key.0,
             |key, region| Some(region_json(&memory.keys, *key, region.pd)),
@@ -192,7 +192,7 @@ pub(in crate::control) fn list_objects(
         ObjectList::ProtectionDomains => add_objects(
             &mut page,
             (resources, viewer),
-            |client| &client.pds,
+            |client| client.memory.pds(),
             PdId,
             |number| number.0,
             |number, pd| Some(json!({ "pdn": number.0, "users": pd.users })),

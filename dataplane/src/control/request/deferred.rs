@@ -15,7 +15,7 @@ use siw_shm::{CqGeometry, SharedMemory};
 
 use super::refusal::Refusal;
 use crate::control::account::quotas::Charge;
-use crate::control::memory::regions::ArenaOrigin;
+use crate::control::memory::client_memory::ArenaOrigin;
 use crate::control::resources::Resources;
 use crate::control::threads::reports::MadeArena;
 use crate::ids::{CommandToken, CqId, Qpn, SrqId};
