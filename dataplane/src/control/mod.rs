@@ -58,6 +58,7 @@ use nix::libc;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
+use siw_host::routes::RouteFollower;
 use siw_memory::{KeyTable, Stag};
 use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{AsyncEventKind, CmEventKind, CmEventMessage, RecvError, Request, codec};
@@ -74,7 +75,7 @@ use self::connection::{connections, pairing};
 use self::context::Context;
 use self::departures::{Departures, leave_slow_socket};
 use self::device::devices::Devices;
-use self::device::host_routes::RouteFollower;
+use self::device::host_routes;
 use self::device::links::{LinkMonitor, Removal};
 use self::memory::Memory;
 use self::memory::arena_files::ArenaFiles;
@@ -275,9 +276,10 @@ impl ControlThread {
     pub fn run(&mut self) -> bool {
         let mut events = [EpollEvent::empty(); 64];
         // The monitor is open already, so changes made from now on are not lost.
-        self.routes
-            .load_host_routes(&mut self.context.devices, &mut self.context.workers);
         for device in 0..self.context.devices.views.len() {
+            let context = &mut self.context;
+            let (devices, workers) = (&mut context.devices, &mut context.workers);
+            host_routes::load_host_routes(&self.routes, devices, workers, device);
             routes::post_permanent_neighbours(&mut self.context, device);
         }
         while self.context.workers.is_running() {
@@ -311,9 +313,11 @@ impl ControlThread {
                     TOKEN_SIGNAL => self.on_signal(),
                     // Edge-triggered: no read is needed.
                     TOKEN_WAKE => {}
-                    TOKEN_ROUTES => self
-                        .routes
-                        .follow_host_routes(&mut self.context.devices, &mut self.context.workers),
+                    TOKEN_ROUTES => host_routes::follow_host_routes(
+                        &mut self.routes,
+                        &mut self.context.devices,
+                        &mut self.context.workers,
+                    ),
                     token if token & TOKEN_OUTBOX != 0 => {
                         self.context.resources.flush_outbox(token)
                     }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use nix::libc;
+use siw_host::routes::RouteFollower;
 use siw_host::{HostPath, HostThread, HostThreadParts};
 use toml::Spanned;
 
@@ -21,7 +22,7 @@ use super::runtime_changes::RuntimeChanges;
 use crate::config::{Config, ConfigSource, DeviceConfig};
 use crate::control::connection::connections::Connections;
 use crate::control::context::Context;
-use crate::control::device::host_routes::RouteFollower;
+use crate::control::device::host_routes;
 use crate::control::device::links::{LinkMonitor, Removal, ReturningInterface, WatchedPort};
 use crate::control::memory::Memory;
 use crate::control::request::refusal::Refusal;
@@ -686,9 +687,8 @@ fn take_over(
     if let Err(error) = monitored {
         tracing::warn!(device = %name, "the kernel's routes cannot be followed: {error}");
     }
-    parts
-        .routes
-        .load_routes_of(&mut context.devices, &mut context.workers, index);
+    let (devices, workers) = (&mut context.devices, &mut context.workers);
+    host_routes::load_host_routes(parts.routes, devices, workers, index);
     Ok(())
 }
 
