@@ -63,6 +63,7 @@ use siw_memory::{KeyTable, Stag};
 use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{AsyncEventKind, CmEventKind, CmEventMessage, RecvError, Request, codec};
 use siw_shm::{WorkerPage, fault_guard};
+use siw_sysfs::SysfsTree;
 
 use self::account::heap::FreeHeap;
 use self::client::acceptor::{Acceptor, TOKEN_LISTENER};
@@ -109,7 +110,6 @@ use crate::ids::{
     ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
     ResolutionId, SrqId,
 };
-use crate::sysfs_tree::SysfsTree;
 use crate::worker::Mailbox;
 use crate::worker::messages::{Command, Event};
 
@@ -1243,7 +1243,9 @@ fn write_sysfs(
     devices: &[DeviceView],
     has_counters: bool,
 ) -> Option<SysfsTree> {
-    let written = SysfsTree::write(socket.path(), devices, has_counters);
+    let devices = devices.iter().enumerate();
+    let devices: Vec<_> = devices.map(|(index, view)| view.to_sysfs(index)).collect();
+    let written = SysfsTree::write(socket.path(), &devices, has_counters);
     let warn =
         |error| tracing::warn!("cannot write the files for programs that read /sys: {error}");
     written.map_err(warn).ok()

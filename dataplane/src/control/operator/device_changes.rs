@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use nix::libc;
 use siw_host::routes::RouteFollower;
 use siw_host::{HostPath, HostThread, HostThreadParts};
+use siw_sysfs::DeviceWriter;
 use toml::Spanned;
 
 use super::captures::Captures;
@@ -36,7 +37,6 @@ use crate::host::LockUse;
 use crate::ids::CommandToken;
 use crate::link_traits::PayloadPolicy;
 use crate::prepared::{DeviceClaims, HostReport, Prepared, StartedDpdk, claim_device};
-use crate::sysfs_tree::DeviceWriter;
 use crate::worker::NewPort;
 use crate::worker::messages::Command;
 
@@ -306,7 +306,7 @@ impl Opening {
         let device = RunningDevice::start(opener, index, device, claims)
             .map_err(|error| failed(format!("device {name}: {error}")))?;
         if let Some(files) = &self.files
-            && let Err(error) = files.add_device(index, &device.view)
+            && let Err(error) = files.add_device(&device.view.to_sysfs(index))
         {
             tracing::warn!(device = %name, "cannot write the files for programs that read /sys: {error}");
         }
