@@ -270,7 +270,7 @@ impl Departures {
         };
         let waiting = client.waiting.as_ref().map(|waiting| &waiting.what.then);
         let last_key = match waiting {
-            Some(Then::EndKey(key)) => Some(key.ticket),
+            Some(Then::EndKey { ticket, .. }) => Some(*ticket),
             _ => None,
         };
         let departing = DepartingClient {

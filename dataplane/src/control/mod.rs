@@ -978,7 +978,7 @@ impl ControlThread {
                 }
             }
             Event::FramesHeld { token } => {
-                memory::on_frames_held(&mut context.resources, worker, token)
+                memory::on_frames_late(&mut context.resources, worker, token)
             }
             Event::QpInfo { token, info, .. } => {
                 self.on_report(token, Report::QpState(info));
@@ -1073,10 +1073,7 @@ impl ControlThread {
             self.departures.on_barrier(token);
             return;
         }
-        if memory::on_held_released(context, token) {
-            return;
-        }
-        memory::forget_late_worker(&mut context.resources, worker, token);
+        memory::on_frames_released(context, worker, token);
         self.on_report(token, Report::Done);
     }
 

@@ -719,16 +719,25 @@ impl ClientMemory {
         Ok((RetiredKey { ticket, regions }, charge))
     }
 
-    /// Holds the memory of a request that is answered while frames still refer to it: `left` workers report
-    /// the release of these frames with the token.
+    /// Holds the memory of a request while frames may refer to it: `left` workers report the release of these
+    /// frames with the token.
     pub fn hold(&mut self, token: CommandToken, left: usize, regions: Vec<Arc<SharedMemory>>) {
         self.held.hold(token, left, regions);
     }
 
-    /// A worker's ports have freed all frames: returns the arenas to release now, or `None` if the
-    /// token belongs to another wait.
-    pub fn on_frames_released(&mut self, token: CommandToken) -> Option<Vec<FreedArena>> {
-        self.held.on_released(token)
+    /// Returns true if only late workers have not reported: the request with the token may be answered.
+    pub fn may_answer(&self, token: CommandToken) -> bool {
+        self.held.may_answer(token)
+    }
+
+    /// A worker's ports have not freed the frames in time. Returns false if the token belongs to another wait.
+    pub fn on_frames_late(&mut self, worker: usize, token: CommandToken) -> bool {
+        self.held.on_late(worker, token)
+    }
+
+    /// A worker's ports have freed all frames of a request: returns the arenas to release now.
+    pub fn on_frames_released(&mut self, worker: usize, token: CommandToken) -> Vec<FreedArena> {
+        self.held.on_released(worker, token)
     }
 
     /// Memory of all arenas, including freed ones that frames refer to.

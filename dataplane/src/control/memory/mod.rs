@@ -26,7 +26,7 @@ use self::client_memory::{
 use crate::config::ProcessMemoryPolicy;
 use crate::control::account::quotas::{Charge, Quota};
 use crate::control::context::Context;
-use crate::control::request::deferred::{Deferred, DeferredRequest, EndedKey, KeyReply, Then};
+use crate::control::request::deferred::{Deferred, KeyReply, Then};
 use crate::control::request::refusal::Refusal;
 use crate::control::request::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
 use crate::control::resources::Resources;
@@ -210,7 +210,7 @@ impl Memory {
         let client = context.resources.client_mut(id)?;
         let (lkey, old) = client.memory.reregister(&self.keys, request)?;
         let reply = KeyReply::Rereg { lkey };
-        Ok(self.await_quiescent_key(context, id, old, reply))
+        self.await_quiescent_key(context, id, old, reply)
     }
 
     pub(in crate::control) fn dereg_mr(
@@ -222,7 +222,7 @@ impl Memory {
         let client = context.resources.client_mut(id)?;
         let old = client.memory.retire_region(&self.keys, request)?;
         let lkey = Stag(request.lkey);
-        Ok(self.await_quiescent_key(context, id, old, KeyReply::Dereg { lkey }))
+        self.await_quiescent_key(context, id, old, KeyReply::Dereg { lkey })
     }
 
     pub(in crate::control) fn alloc_mw(
@@ -247,7 +247,7 @@ impl Memory {
     ) -> Outcome {
         let client = context.resources.client_mut(id)?;
         let (old, charge) = client.memory.remove_window(&self.keys, rkey)?;
-        Ok(self.await_quiescent_key(context, id, old, KeyReply::DeallocMw(charge)))
+        self.await_quiescent_key(context, id, old, KeyReply::DeallocMw(charge))
     }
 
     /// Makes a region for fast registration, which workers fill by work requests (ib_alloc_mr).
@@ -304,30 +304,28 @@ impl Memory {
         id: ClientId,
         RetiredKey { ticket, regions }: RetiredKey,
         reply: KeyReply,
-    ) -> Served {
-        let (token, left) = if regions.is_empty() || !self.sends_by_reference {
-            (context.workers.next_token(Some(id)), 0)
+    ) -> Outcome {
+        let token = if regions.is_empty() || !self.sends_by_reference {
+            context.workers.next_token(Some(id))
         } else {
-            context.workers.await_frames(id, regions.clone())
+            let (token, left) = context.workers.await_frames(id, regions.clone());
+            let client = context.resources.client_mut(id)?;
+            client.memory.hold(token, left, regions);
+            token
         };
         self.awaiting.push_back(token);
-        let then = Then::EndKey(EndedKey {
-            ticket,
-            late: Vec::new(),
-            regions,
-            reply,
-        });
-        Served::Deferred(Deferred { token, left, then })
+        let (left, then) = (0, Then::EndKey { ticket, reply });
+        Ok(Served::Deferred(Deferred { token, left, then }))
     }
 
     /// Returns true if a request waits only until no worker uses its key.
     pub fn waits_for_keys(&self, resources: &Resources) -> bool {
         self.awaiting.iter().any(|token| {
             let client = token.client.and_then(|id| resources.clients.get(&id));
-            let waiting = client.and_then(|client| client.waiting.as_ref());
-            waiting.is_some_and(|DeferredRequest { what, .. }| match &what.then {
-                Then::EndKey(key) => what.token == *token && what.left == key.late.len(),
-                _ => false,
+            client.is_some_and(|client| {
+                let waiting = client.waiting.as_ref();
+                waiting.is_some_and(|waiting| waiting.what.token == *token)
+                    && client.memory.may_answer(*token)
             })
         })
     }
@@ -397,18 +395,16 @@ pub(in crate::control) fn reply_freed(
     send_reply::<m::FreeArena>(resources.client_mut(id)?, seq, &EMPTY)
 }
 
-/// Answers the request that ended a key, after its last use. `left` workers still hold frames
-/// of its memory, and report their release with the token.
+/// Answers the request that ended a key, after its last use. Late workers may still hold frames of its
+/// memory.
 pub(in crate::control) fn end_key(
     resources: &mut Resources,
     id: ClientId,
     seq: u32,
-    key: EndedKey,
-    (token, left): (CommandToken, usize),
+    reply: KeyReply,
 ) -> Outcome {
     let client = resources.client_mut(id)?;
-    client.memory.hold(token, left, key.regions);
-    match key.reply {
+    match reply {
         KeyReply::Dereg { lkey } => {
             // The charge is given back after the memory.
             if let Some((region, _charge)) = client.memory.remove_region(lkey)
@@ -424,53 +420,35 @@ pub(in crate::control) fn end_key(
 }
 
 /// A worker's ports have not freed in time the frames that a request waits for.
-pub(in crate::control) fn on_frames_held(
+pub(in crate::control) fn on_frames_late(
     resources: &mut Resources,
     worker: usize,
     token: CommandToken,
 ) {
-    if let Some(late) = late_workers(resources, token) {
-        late.push(worker);
+    let client = token.client.and_then(|id| resources.clients.get_mut(&id));
+    if let Some(client) = client
+        && client.memory.on_frames_late(worker, token)
+    {
         tracing::warn!(
-            client = token.client.map(|id| id.0),
+            client = client.id.0,
             worker,
             "a port still holds frames of deregistered memory: the memory is kept until they are freed"
         );
     }
 }
 
-/// A late worker's ports have freed the frames before the request was answered.
-pub(in crate::control) fn forget_late_worker(
-    resources: &mut Resources,
+/// A worker's ports have freed the frames of a request, which may have been answered.
+pub(in crate::control) fn on_frames_released(
+    context: &mut Context,
     worker: usize,
     token: CommandToken,
 ) {
-    if let Some(late) = late_workers(resources, token) {
-        late.retain(|other| *other != worker);
-    }
-}
-
-/// List of late workers of the request that waits for frames with this token.
-fn late_workers(resources: &mut Resources, token: CommandToken) -> Option<&mut Vec<usize>> {
-    match &mut resources.deferred_mut(token)?.then {
-        Then::EndKey(key) => Some(&mut key.late),
-        _ => None,
-    }
-}
-
-/// Handles a worker's report of freed frames after the request was answered. Returns false if
-/// the token belongs to another wait.
-pub(in crate::control) fn on_held_released(context: &mut Context, token: CommandToken) -> bool {
     let id = token.client;
     let Some(client) = id.and_then(|id| context.resources.clients.get_mut(&id)) else {
-        return false;
-    };
-    let Some(gone) = client.memory.on_frames_released(token) else {
-        return false;
+        return;
     };
     let queue = DisposalQueue::Memory(client.account.uid());
-    for arena in gone {
+    for arena in client.memory.on_frames_released(worker, token) {
         context.helpers.dispose(queue, Box::new(arena), None);
     }
-    true
 }
