@@ -76,6 +76,24 @@ pub struct DeviceView {
 }
 
 impl DeviceView {
+    /// Attributes for the files that programs read; `index` is the device's.
+    pub fn to_sysfs(&self, index: usize) -> siw_sysfs::Device {
+        siw_sysfs::Device {
+            name: self.name.clone(),
+            index,
+            instance: self.instance,
+            driver: self.driver.clone(),
+            mac: self.mac,
+            persona: self.persona,
+            addresses: self.addresses.iter().map(|cidr| cidr.addr).collect(),
+            gids: self.gids.clone(),
+            mtu: self.mtu,
+            link_up: self.link_up,
+            link_mbps: self.link_mbps,
+            link_downs: self.link_downs,
+        }
+    }
+
     /// Returns true for the number of the interface that represents the device, or of the kernel's
     /// interface on its link; `index` is the device's.
     pub fn has_interface_number(&self, index: usize, number: u32) -> bool {

@@ -30,7 +30,6 @@ pub mod resume_latency;
 pub mod start_error;
 #[doc(hidden)]
 pub mod stream;
-pub mod sysfs_tree;
 pub mod trace;
 mod vhost_socket;
 pub mod worker;

@@ -1,5 +1,5 @@
 //! Verbs identity of a device, derived from siwd's configuration. The drop-in libibverbs answers
-//! queries from it, and siwd writes it into files (`dataplane/src/sysfs_tree.rs`), so both agree.
+//! queries from it, and siwd writes it into files (`dataplane/sysfs/src/lib.rs`), so both agree.
 
 use crate::persona::Persona;
 use std::ffi::OsString;

@@ -26,7 +26,7 @@
 //! - If the device has a VLAN, the interface carries its frames untagged.
 //!
 //! [`ports`] divides the TCP ports of shared addresses, [`netlink`] asks the kernel for its interfaces,
-//! addresses, routes and neighbours. The daemon gives the kernel's frames a way out ([`WorkerQueue`]).
+//! addresses, routes and neighbours, and [`routes`] follows the last two for each device. The daemon gives the kernel's frames a way out ([`WorkerQueue`]).
 //! Classification of the kernel's frames: `tcp/src/stack/host_path.rs`.
 
 #![forbid(unsafe_code)]
@@ -36,6 +36,7 @@ mod frame_bytes;
 pub mod netlink;
 pub mod ports;
 mod queue;
+pub mod routes;
 mod tap;
 mod thread;
 

@@ -14,11 +14,9 @@ use crate::control::account::quotas::{Charge, Charged, Quota};
 use crate::control::connection::connections::Connections;
 use crate::control::context::Context;
 use crate::control::memory::Memory;
-use crate::control::memory::regions::MemoryRegion;
+use crate::control::memory::client_memory::MemoryEntries;
 use crate::control::request::deferred::Then;
-use crate::control::resources::{
-    Client, ClientQp, ClientSrq, CompletionQueue, MemoryWindow, ProtectionDomain,
-};
+use crate::control::resources::{Client, ClientQp, ClientSrq, CompletionQueue};
 use crate::control::threads::helpers::{DisposalQueue, LONG_MEMORY};
 use crate::control::threads::reports::HelperReport;
 use crate::control::threads::turn_times::TurnBudget;
@@ -140,13 +138,11 @@ pub(super) struct DepartingEntries {
     requests: vec::IntoIter<ConnectRequestId>,
     listeners: vec::IntoIter<CmListenerId>,
     cm_channels: btree_map::IntoValues<CmChannelId, Charged<Outbox, 3>>,
-    mws: btree_map::IntoIter<Stag, Charged<MemoryWindow, 2>>,
-    mrs: btree_map::IntoIter<Stag, Charged<MemoryRegion, 2>>,
+    memory: MemoryEntries,
     qps: btree_map::IntoIter<Qpn, Charged<ClientQp>>,
     departing_qps: btree_map::IntoIter<Qpn, Charged<ClientQp>>,
     cqs: btree_map::IntoIter<CqId, Charged<CompletionQueue>>,
     srqs: btree_map::IntoIter<SrqId, Charged<ClientSrq>>,
-    pds: btree_map::IntoIter<PdId, Charged<ProtectionDomain>>,
 }
 
 /// An entry of a table of all clients.
@@ -171,13 +167,11 @@ impl DepartingEntries {
             requests: requests.into_iter(),
             listeners: listeners.into_iter(),
             cm_channels: std::mem::take(&mut client.cm_channels).into_values(),
-            mws: std::mem::take(&mut client.mws).into_iter(),
-            mrs: std::mem::take(&mut client.mrs).into_iter(),
+            memory: client.memory.take_entries(),
             qps: std::mem::take(&mut client.qps).into_iter(),
             departing_qps: std::mem::take(&mut client.departing_qps).into_iter(),
             cqs: std::mem::take(&mut client.cqs).into_iter(),
             srqs: std::mem::take(&mut client.srqs).into_iter(),
-            pds: std::mem::take(&mut client.pds).into_iter(),
         }
     }
 
@@ -191,11 +185,8 @@ impl DepartingEntries {
 
     /// Next entry that workers may use until they have passed the client's barrier.
     pub fn next_key(&mut self) -> Option<DepartingEntry> {
-        if let Some((key, window)) = self.mws.next() {
-            return Some(DepartingEntry::Key(key, Some(window.split().1)));
-        }
-        if let Some((key, region)) = self.mrs.next() {
-            return Some(DepartingEntry::Key(key, Some(region.split().1)));
+        if let Some((key, charge)) = self.memory.next_key() {
+            return Some(DepartingEntry::Key(key, Some(charge)));
         }
         let qp = self.qps.next().or_else(|| self.departing_qps.next());
         qp.map(|(qpn, _)| DepartingEntry::QueuePair(qpn))
@@ -209,8 +200,8 @@ impl DepartingEntries {
         if let Some((srq, _)) = self.srqs.next() {
             return Some(DepartingEntry::SharedReceiveQueue(srq));
         }
-        let pd = self.pds.next();
-        pd.map(|(pd, _)| DepartingEntry::ProtectionDomain(pd))
+        let pd = self.memory.next_pd();
+        pd.map(DepartingEntry::ProtectionDomain)
     }
 
     /// Returns true if entries of [`Self::next_connection`] are left.
@@ -220,12 +211,12 @@ impl DepartingEntries {
 
     /// Returns true if entries of [`Self::next_key`] are left.
     pub fn has_keys(&self) -> bool {
-        self.mws.len() + self.mrs.len() + self.qps.len() + self.departing_qps.len() > 0
+        self.memory.has_keys() || self.qps.len() + self.departing_qps.len() > 0
     }
 
     /// Returns true if entries of [`Self::next_number`] are left.
     pub fn has_numbers(&self) -> bool {
-        self.cqs.len() + self.srqs.len() + self.pds.len() > 0
+        self.cqs.len() + self.srqs.len() > 0 || self.memory.has_pds()
     }
 }
 
@@ -270,13 +261,7 @@ impl Departures {
             client: id,
             lingers,
         });
-        let regions: Vec<_> = client
-            .arenas
-            .values()
-            .map(|arena| &arena.region)
-            .chain(client.held_memory.kept_regions())
-            .cloned()
-            .collect();
+        let regions = client.memory.shared_memory();
         // Its queue pairs are destroyed before this command: no new frame can refer to its memory.
         let (token, left) = if regions.is_empty() || !memory.sends_by_reference {
             context.workers.post_barrier(Some(id))
@@ -285,7 +270,7 @@ impl Departures {
         };
         let waiting = client.waiting.as_ref().map(|waiting| &waiting.what.then);
         let last_key = match waiting {
-            Some(Then::EndKey(key)) => Some(key.ticket),
+            Some(Then::EndKey { ticket, .. }) => Some(*ticket),
             _ => None,
         };
         let departing = DepartingClient {
@@ -455,8 +440,7 @@ fn free_client(context: &mut Context, departing: DepartingClient) {
     let uid = client.account.uid();
     let is_small = client.account.amount(Quota::Memory) <= LONG_MEMORY
         && client.account.amount(Quota::Descriptors) < FEW_DESCRIPTORS
-        // The last descriptor of a file frees all its pages, however little of it was mapped.
-        && client.arenas.values().all(|arena| !arena.origin.is_imported() && arena.external.is_none());
+        && client.memory.is_freed_fast();
     if is_small && !departing.slow_to_close {
         drop((client, departing.entries));
         return;

@@ -23,8 +23,8 @@
 //! | `connection/` | listeners, connects, pairing, ended connections |
 //! | `operator/` | lists, statistics, captures, actions, configuration, devices at run time |
 //!
-//! Files without `Context` (such as `client/peers.rs`, `memory/regions.rs`, `connection/ends.rs`) describe one
-//! kind of object. `Resources` holds the objects of all kinds, and `Context` holds `Resources`. Files with
+//! Files without `Context` (such as `client/peers.rs`, `memory/client_memory.rs`, `connection/ends.rs`) describe
+//! one kind of object. `Resources` holds the objects of all kinds, and `Context` holds `Resources`. Files with
 //! `Context` handle requests and reports; they call handlers of their own folder and of those above it in the
 //! table. `departures.rs`, `resume.rs` and this file call handlers of all folders.
 //!
@@ -58,10 +58,12 @@ use nix::libc;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
+use siw_host::routes::RouteFollower;
 use siw_memory::{KeyTable, Stag};
 use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{AsyncEventKind, CmEventKind, CmEventMessage, RecvError, Request, codec};
 use siw_shm::{WorkerPage, fault_guard};
+use siw_sysfs::SysfsTree;
 
 use self::account::heap::FreeHeap;
 use self::client::acceptor::{Acceptor, TOKEN_LISTENER};
@@ -74,11 +76,11 @@ use self::connection::{connections, pairing};
 use self::context::Context;
 use self::departures::{Departures, leave_slow_socket};
 use self::device::devices::Devices;
-use self::device::host_routes::RouteFollower;
+use self::device::host_routes;
 use self::device::links::{LinkMonitor, Removal};
 use self::memory::Memory;
-use self::memory::extents;
-use self::memory::extents::Received;
+use self::memory::arena_files::ArenaFiles;
+use self::memory::imports::Received;
 use self::operator::captures::Captures;
 use self::operator::counter_files::CounterFiles;
 use self::operator::device_changes;
@@ -108,7 +110,6 @@ use crate::ids::{
     ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
     ResolutionId, SrqId,
 };
-use crate::sysfs_tree::SysfsTree;
 use crate::worker::Mailbox;
 use crate::worker::messages::{Command, Event};
 
@@ -248,6 +249,7 @@ impl ControlThread {
             captures: parts.captures,
             memory: Memory {
                 keys: parts.keys,
+                files: ArenaFiles::default(),
                 map_arena: parts.map_arena,
                 ports_use_dma: parts.ports_use_dma,
                 sends_by_reference: devices.sends_by_reference,
@@ -274,9 +276,10 @@ impl ControlThread {
     pub fn run(&mut self) -> bool {
         let mut events = [EpollEvent::empty(); 64];
         // The monitor is open already, so changes made from now on are not lost.
-        self.routes
-            .load_host_routes(&mut self.context.devices, &mut self.context.workers);
         for device in 0..self.context.devices.views.len() {
+            let context = &mut self.context;
+            let (devices, workers) = (&mut context.devices, &mut context.workers);
+            host_routes::load_host_routes(&self.routes, devices, workers, device);
             routes::post_permanent_neighbours(&mut self.context, device);
         }
         while self.context.workers.is_running() {
@@ -310,9 +313,11 @@ impl ControlThread {
                     TOKEN_SIGNAL => self.on_signal(),
                     // Edge-triggered: no read is needed.
                     TOKEN_WAKE => {}
-                    TOKEN_ROUTES => self
-                        .routes
-                        .follow_host_routes(&mut self.context.devices, &mut self.context.workers),
+                    TOKEN_ROUTES => host_routes::follow_host_routes(
+                        &mut self.routes,
+                        &mut self.context.devices,
+                        &mut self.context.workers,
+                    ),
                     token if token & TOKEN_OUTBOX != 0 => {
                         self.context.resources.flush_outbox(token)
                     }
@@ -654,7 +659,7 @@ impl ControlThread {
             Request::DeregMr(request) => self.memory.dereg_mr(context, id, request),
             Request::ReregMr(request) => self.memory.rereg_mr(context, id, request),
             Request::AddExtents(request) => {
-                extents::add_extents(&mut context.resources, id, seq, request)
+                memory::add_extents(&mut context.resources, id, seq, request)
             }
             Request::RegMemory(request) => {
                 self.memory
@@ -973,7 +978,7 @@ impl ControlThread {
                 }
             }
             Event::FramesHeld { token } => {
-                memory::on_frames_held(&mut context.resources, worker, token)
+                memory::on_frames_late(&mut context.resources, worker, token)
             }
             Event::QpInfo { token, info, .. } => {
                 self.on_report(token, Report::QpState(info));
@@ -1068,10 +1073,7 @@ impl ControlThread {
             self.departures.on_barrier(token);
             return;
         }
-        if memory::on_held_released(context, token) {
-            return;
-        }
-        memory::forget_late_worker(&mut context.resources, worker, token);
+        memory::on_frames_released(context, worker, token);
         self.on_report(token, Report::Done);
     }
 
@@ -1238,7 +1240,9 @@ fn write_sysfs(
     devices: &[DeviceView],
     has_counters: bool,
 ) -> Option<SysfsTree> {
-    let written = SysfsTree::write(socket.path(), devices, has_counters);
+    let devices = devices.iter().enumerate();
+    let devices: Vec<_> = devices.map(|(index, view)| view.to_sysfs(index)).collect();
+    let written = SysfsTree::write(socket.path(), &devices, has_counters);
     let warn =
         |error| tracing::warn!("cannot write the files for programs that read /sys: {error}");
     written.map_err(warn).ok()

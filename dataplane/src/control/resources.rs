@@ -1,11 +1,10 @@
 //! Client resources: the resource tree (client > PD > MR, QP, SRQ; client > CQ, channel, listener,
-//! arena). Dropping a client frees its subtree.
+//! arena). `memory/client_memory.rs` has the memory of a client. Dropping a client frees its subtree.
 //!
 //! Maps that clients fill are trees: a hash map moves all of its entries at once when it grows, which
-//! takes tens of milliseconds with a million of them. Arenas are few (`descriptors_per_client`), and a
-//! registration looks up thousands.
+//! takes tens of milliseconds with a million of them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -13,13 +12,12 @@ use nix::libc;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use siw_host::ports::PortClaim;
 use siw_iwarp::QpInitAttr;
-use siw_memory::Stag;
 use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
 use siw_shm::control::messages as m;
 use siw_shm::control::messages::{EVERY_DEVICE, KIND_CM_EVENT};
 use siw_shm::control::{
-    Addr, AsyncEventKind, CmEventKind, CmEventMessage, ControlSocket, FinalSend, MemoryExtent,
-    QpState, codec, messages,
+    Addr, AsyncEventKind, CmEventKind, CmEventMessage, ControlSocket, FinalSend, QpState, codec,
+    messages,
 };
 use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 use siw_shm::work_queue::state_offset;
@@ -31,26 +29,14 @@ use crate::control::client::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
 use crate::control::client::peers::PeerCredentials;
 use crate::control::connection::ends::ConnectionEnds;
 use crate::control::connection::pair_schedule::{PairAttempt, PairSchedule};
-use crate::control::memory::arena_files::ArenaFiles;
-use crate::control::memory::held_memory::HeldMemory;
-use crate::control::memory::regions::{ClientArena, ClientProcess, MemoryRegion, RegisteredSums};
+use crate::control::memory::client_memory::ClientMemory;
 use crate::control::operator::flight_recorder::{FlightRecorder, NewEvent, Owner};
 use crate::control::request::deferred::DeferredRequest;
 use crate::control::request::refusal::Refusal;
 use crate::ids::{
-    ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, ResolutionId, SrqId,
+    ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, ResolutionId, SrqId,
 };
 use crate::worker::messages::{ConnectionSnapshot, DisconnectReason, QpSetup};
-
-/// A memory window of a client.
-pub struct MemoryWindow {
-    pub pd: PdId,
-}
-
-/// A protection domain, with the number of objects in it.
-pub struct ProtectionDomain {
-    pub users: u32,
-}
 
 /// Write end of a completion channel, with the number of queues that use it.
 pub struct ClientChannel {
@@ -204,20 +190,10 @@ pub struct Client {
     /// Outbox for asynchronous events.
     pub events: Option<Outbox>,
     pub doorbells: Option<Charged<Arc<SharedMemory>>>,
-    pub pds: BTreeMap<PdId, Charged<ProtectionDomain>>,
-    pub arenas: HashMap<ArenaId, Charged<ClientArena, 4>>,
-    /// Address spaces, numbered in the same space as arenas.
-    pub processes: HashMap<ArenaId, Charged<ClientProcess>>,
+    /// Protection domains, arenas, regions and windows.
+    pub memory: ClientMemory,
     /// Number of descriptors received that were not memory.
     pub bad_imports: u32,
-    /// First extents of the next region to register.
-    pub next_extents: Vec<MemoryExtent>,
-    /// By registration key.
-    pub mrs: BTreeMap<Stag, Charged<MemoryRegion, 2>>,
-    /// Sums over the regions with extents.
-    pub registered: RegisteredSums,
-    /// By allocation key.
-    pub mws: BTreeMap<Stag, Charged<MemoryWindow, 2>>,
     pub channels: BTreeMap<CompletionChannelId, Charged<ClientChannel, 3>>,
     pub cqs: BTreeMap<CqId, Charged<CompletionQueue>>,
     pub srqs: BTreeMap<SrqId, Charged<ClientSrq>>,
@@ -227,8 +203,6 @@ pub struct Client {
     pub cm_channels: BTreeMap<CmChannelId, Charged<Outbox, 3>>,
     /// Address resolutions in progress.
     pub resolutions: BTreeMap<ResolutionId, Charged<ClientResolution>>,
-    /// Memory that ports still refer to after the end of its registration.
-    pub(super) held_memory: HeldMemory,
     pub queues: QueueAllocator,
     next_id: u32,
     pub(super) waiting: Option<DeferredRequest>,
@@ -288,14 +262,8 @@ impl Client {
             events_waiting: EventBudget::new(limits.events_per_client as usize),
             events: None,
             doorbells: None,
-            pds: BTreeMap::new(),
-            arenas: HashMap::new(),
-            processes: HashMap::new(),
+            memory: ClientMemory::new(id),
             bad_imports: 0,
-            next_extents: Vec::new(),
-            mrs: BTreeMap::new(),
-            registered: RegisteredSums::default(),
-            mws: BTreeMap::new(),
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
             srqs: BTreeMap::new(),
@@ -303,7 +271,6 @@ impl Client {
             departing_qps: BTreeMap::new(),
             cm_channels: BTreeMap::new(),
             resolutions: BTreeMap::new(),
-            held_memory: HeldMemory::default(),
             queues: QueueAllocator::new(PageSize::Normal, queue_bytes, id.fault_owner()),
             next_id: 0,
             waiting: None,
@@ -316,25 +283,11 @@ impl Client {
         }
     }
 
-    /// Changes the user counts of a region's arenas, address spaces and protection domain.
-    pub fn count_users(&mut self, region: &MemoryRegion, mut change: impl FnMut(&mut u32)) {
-        for arena in region.arenas() {
-            if let Some(entry) = self.arenas.get_mut(arena) {
-                change(&mut entry.mrs);
-            } else if let Some(process) = self.processes.get_mut(arena) {
-                change(&mut process.mrs);
-            }
-        }
-        if let Some(pd) = self.pds.get_mut(&region.pd) {
-            change(&mut pd.users);
-        }
-    }
-
     /// Updates the account to the current queue memory, and to the heap of what varies in length
     /// without a charge of its own: queued events, extents of the next region, statistics, recordings.
     fn settle_account(&mut self) {
         let heap = self.events_waiting.waiting_bytes()
-            + self.next_extents.capacity() * size_of::<MemoryExtent>()
+            + self.memory.heap_bytes()
             + self.stats_text.capacity()
             + self.recorded_bytes
             + self.queues.heap_bytes();
@@ -418,8 +371,7 @@ impl Client {
         loop {
             self.next_id = self.next_id.wrapping_add(1).max(1);
             let number = self.next_id;
-            let taken = self.arenas.contains_key(&ArenaId(number))
-                || self.processes.contains_key(&ArenaId(number))
+            let taken = self.memory.has_arena(number)
                 || self.channels.contains_key(&CompletionChannelId(number))
                 || self.cm_channels.contains_key(&CmChannelId(number))
                 || self.resolutions.contains_key(&ResolutionId(number));
@@ -478,7 +430,6 @@ pub struct Resources {
     pub srqs: NumberPool,
     pub pds: NumberPool,
     pub ledger: Ledger,
-    pub arena_files: ArenaFiles,
     /// Owner of each queue pair, including those being destroyed.
     pub qp_owners: BTreeMap<Qpn, ClientId>,
     /// Owner of each outbox by epoll token, and its channel; `None` for asynchronous events.
@@ -516,7 +467,6 @@ impl Resources {
             srqs: NumberPool::default(),
             pds: NumberPool::default(),
             ledger: Ledger::new(quotas),
-            arena_files: ArenaFiles::default(),
             qp_owners: BTreeMap::new(),
             outboxes: BTreeMap::new(),
             ends: ConnectionEnds::default(),
@@ -740,9 +690,7 @@ impl Resources {
                     cq.qps -= 1;
                 }
             }
-            if let Some(pd) = client.pds.get_mut(&PdId(qp.attr.pd)) {
-                pd.users -= 1;
-            }
+            client.memory.remove_pd_user(PdId(qp.attr.pd));
             if let Some(srq) = qp.srq.and_then(|srq| client.srqs.get_mut(&srq)) {
                 srq.qps -= 1;
             }
@@ -856,6 +804,15 @@ impl Resources {
     /// The client is disconnected; the refusal is not sent.
     pub fn client_mut(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
         self.clients.get_mut(&id).ok_or_else(no_client)
+    }
+
+    /// Looks up a connected client, with the limits of all charges.
+    ///
+    /// # Errors
+    /// The client is disconnected; the refusal is not sent.
+    pub fn client_and_ledger(&mut self, id: ClientId) -> Result<(&mut Client, &Ledger), Refusal> {
+        let client = self.clients.get_mut(&id).ok_or_else(no_client)?;
+        Ok((client, &self.ledger))
     }
 
     /// Client that has a queue pair, or has just destroyed it.
@@ -1002,7 +959,7 @@ mod tests {
 
         let client = &context.resources.clients[&id];
         assert_eq!(client.cqs[&CqId(1)].qps, 0);
-        assert_eq!(client.pds[&PdId(1)].users, 0);
+        assert_eq!(client.memory.pds()[&PdId(1)].users, 0);
     }
 
     fn mapped_bytes(context: &Context, id: ClientId) -> usize {

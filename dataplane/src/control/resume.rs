@@ -13,11 +13,11 @@ impl ControlThread {
     /// Hands a report to the request that awaits it. Returns the report if there is none: its client may
     /// have left.
     pub(super) fn on_report(&mut self, token: CommandToken, report: Report) -> Option<Report> {
-        let Some(deferred) = self.context.resources.deferred_mut(token) else {
+        let Some((deferred, memory)) = self.context.resources.deferred_mut(token) else {
             return Some(report);
         };
         deferred.left = deferred.left.saturating_sub(1);
-        if deferred.is_ready(&self.memory.keys) {
+        if deferred.is_ready(memory, &self.memory.keys) {
             self.resume_request(token, report);
         }
         None
@@ -29,11 +29,11 @@ impl ControlThread {
         while looked_at > 0
             && let Some(token) = self.memory.awaiting.pop_front()
         {
-            let Some(deferred) = self.context.resources.deferred_mut(token) else {
+            let Some((deferred, memory)) = self.context.resources.deferred_mut(token) else {
                 // The client has left, or a report was the last that was missing.
                 continue;
             };
-            if deferred.is_ready(&self.memory.keys) {
+            if deferred.is_ready(memory, &self.memory.keys) {
                 self.resume_request(token, Report::Done);
                 self.context.times.end_work("reclaim");
             } else {
@@ -71,7 +71,6 @@ impl ControlThread {
     }
 
     fn resume(&mut self, id: ClientId, seq: u32, what: Deferred, report: Report) -> Outcome {
-        let frames = (what.token, what.left);
         let context = &mut self.context;
         let resources = &mut context.resources;
         match (what.then, report) {
@@ -89,9 +88,10 @@ impl ControlThread {
             }
             (Then::ResetQp(qpn), _) => queue_pairs::reset_qp(resources, id, seq, qpn),
             (Then::FreeQp(qpn), _) => queue_pairs::free_qp(resources, id, seq, qpn),
-            (Then::EndKey(key), _) => memory::end_key(resources, id, seq, key, frames),
+            (Then::EndKey { reply, .. }, _) => memory::end_key(resources, id, seq, reply),
             (Then::AddArena { charge, origin }, Report::Arena(made)) => {
-                memory::add_arena(resources, id, seq, charge, origin, made)
+                self.memory
+                    .add_arena(resources, id, seq, (charge, origin), made)
             }
             (Then::ReplyArenaFreed, _) => memory::reply_freed(resources, id, seq),
             (

@@ -14,21 +14,16 @@ use crate::control::client::outbox::Outbox;
 use crate::control::connection::listening::ClientListener;
 use crate::control::connection::pair_schedule::PairAttempt;
 use crate::control::memory::arena_files::{ArenaFile, FileId};
-use crate::control::memory::regions::{ClientArena, MemoryRegion};
-use crate::control::operator::flight_recorder::Recording;
-use crate::control::resources::{
-    Client, ClientQp, ClientSrq, CompletionQueue, MemoryWindow, ProtectionDomain,
+use crate::control::memory::client_memory::{
+    ClientArena, MemoryRegion, MemoryWindow, ProtectionDomain,
 };
+use crate::control::operator::flight_recorder::Recording;
+use crate::control::resources::{Client, ClientQp, ClientSrq, CompletionQueue};
 use crate::control::threads::helpers::Helpers;
 use crate::ids::{ArenaId, ClientId, CmListenerId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::shared_receive_queues::WorkerSrq;
 
-/// Heap of one extent of a region: the extent, its end in the region, its arena, and a reference to
-/// its memory during deregistration.
-pub(in crate::control) const EXTENT: usize = 80;
-/// Heap of one page of a fast registration.
-pub(in crate::control) const FAST_PAGE: usize = 8;
 /// Worker's state of one client: doorbell ring, wake-up, and its places in lists.
 const WORKER_CLIENT: usize = 1024;
 /// Worker's state of one queue pair with its connection.

@@ -14,7 +14,6 @@ use crate::control::request::replies::{Outcome, send_reply};
 use crate::control::resources::Resources;
 use crate::device_view::DeviceView;
 use crate::ids::ClientId;
-use crate::sysfs_tree::MAX_ADDRESSES;
 
 /// Addresses of its devices that a listener or binding covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,8 +97,8 @@ impl Devices {
         if !device.is_deleted {
             client.known_devices.insert(index as usize);
         }
-        let mut ips = [m::Addr::NONE; MAX_ADDRESSES];
-        let mut gid_indices = [0; MAX_ADDRESSES];
+        let mut ips = [m::Addr::NONE; m::MAX_ADDRESSES];
+        let mut gid_indices = [0; m::MAX_ADDRESSES];
         let mut used = 0;
         let gid_index = |raw| device.gids.index_of(raw).map_or(0, |index| index as u8);
         for (cidr, (ip, index)) in device

@@ -15,6 +15,7 @@ use siw_host::HostThread;
 use siw_host::netlink::RouteSocket;
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
+use siw_sysfs::SysfsTree;
 
 use crate::config::LinkSource;
 use crate::control::context::Context;
@@ -24,7 +25,6 @@ use crate::device_view::DeviceView;
 use crate::host::HostClaim;
 use crate::ids::ClientId;
 use crate::prepared::DeviceClaims;
-use crate::sysfs_tree::SysfsTree;
 use crate::worker::messages::Command;
 
 /// Time between two polls.
@@ -189,7 +189,7 @@ impl LinkMonitor {
         let has_changed = std::mem::replace(&mut view.link_up, state.is_up) != state.is_up;
         view.link_downs += u64::from(has_changed && !state.is_up);
         if is_other_speed || has_changed {
-            self.write_link_state(&context.devices.views[device]);
+            self.write_link_state(device, &context.devices.views[device]);
         }
         if !has_changed {
             return;
@@ -227,16 +227,16 @@ impl LinkMonitor {
     /// Writes the GIDs of a device whose addresses have changed, and reports the change to every client.
     pub fn publish_addresses(&self, context: &mut Context, device: usize) {
         if let Some(sysfs) = &self.sysfs {
-            sysfs.update_addresses(&context.devices.views[device]);
+            sysfs.update_addresses(&context.devices.views[device].to_sysfs(device));
         }
         let why = "the addresses of the device were changed";
         let resources = &mut context.resources;
         post_to_clients(resources, AsyncEventKind::GidChange, device, why);
     }
 
-    fn write_link_state(&self, view: &DeviceView) {
+    fn write_link_state(&self, device: usize, view: &DeviceView) {
         if let Some(sysfs) = &self.sysfs {
-            sysfs.update_link(view);
+            sysfs.update_link(&view.to_sysfs(device));
         }
     }
 
@@ -263,7 +263,7 @@ impl LinkMonitor {
         } else {
             tracing::error!(device = %view.name, "{why}; its connections end, other devices continue");
         }
-        self.write_link_state(&context.devices.views[device]);
+        self.write_link_state(device, &context.devices.views[device]);
         post_to_clients(
             &mut context.resources,
             AsyncEventKind::DeviceFatal,
@@ -275,7 +275,7 @@ impl LinkMonitor {
     /// Removes the files that describe a device.
     pub fn remove_files(&self, device: usize, view: &DeviceView) {
         if let Some(sysfs) = &self.sysfs {
-            sysfs.remove_device(device, view);
+            sysfs.remove_device(&view.to_sysfs(device));
         }
     }
 

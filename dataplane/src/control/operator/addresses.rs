@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use nix::libc;
 use serde_json::json;
+use siw_shm::control::messages::MAX_ADDRESSES;
 use siw_tcp::IpCidr;
 
 use crate::config::{Cidr, DeviceConfig, reserved_in};
@@ -15,7 +16,6 @@ use crate::control::device::devices::{LocalScope, is_on_network};
 use crate::control::device::links::LinkMonitor;
 use crate::control::request::refusal::Refusal;
 use crate::control::resources::QpPhase;
-use crate::sysfs_tree::MAX_ADDRESSES;
 use crate::worker::messages::Command;
 
 /// Smallest MTU of IPv6 (RFC 8200 section 5).

@@ -6,10 +6,11 @@ use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use siw_sysfs::{CounterWriter, DeviceCounters, PortCounters};
+
 use crate::control::threads::workers::WorkerSet;
 use crate::device_view::DeviceView;
 use crate::ids::CommandToken;
-use crate::sysfs_tree::{CounterWriter, PortCounters};
 use crate::worker::messages::{Command, PortStats, WorkerStats};
 
 /// Periodic updates of the counters.
@@ -18,7 +19,7 @@ pub(in crate::control) struct CounterFiles {
     next_round: Instant,
     round: Option<Round>,
     /// Dropped to end the thread.
-    to_writer: Option<SyncSender<Vec<PortCounters>>>,
+    to_writer: Option<SyncSender<Vec<DeviceCounters>>>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -49,7 +50,7 @@ impl CounterFiles {
     /// The operating system cannot create a thread.
     pub fn start(writer: CounterWriter, interval: Duration) -> std::io::Result<CounterFiles> {
         // One update waits at most: a slow file system gets fewer of them.
-        let (to_writer, updates) = mpsc::sync_channel::<Vec<PortCounters>>(1);
+        let (to_writer, updates) = mpsc::sync_channel::<Vec<DeviceCounters>>(1);
         let write = move || {
             while let Ok(ports) = updates.recv() {
                 writer.write(&ports);
@@ -111,7 +112,11 @@ impl CounterFiles {
             .filter(|(_, (device, instance))| !device.is_gone && device.instance == *instance);
         let ports = counted.map(|(number, (device, _))| {
             let sum = sum_of_device(stats, number);
-            PortCounters::new(device, &sum)
+            DeviceCounters {
+                name: device.name.clone(),
+                instance: device.instance,
+                counters: port_counters(device, &sum),
+            }
         });
         match to_writer.try_send(ports.collect()) {
             Ok(()) | Err(TrySendError::Full(_)) => {}
@@ -120,6 +125,34 @@ impl CounterFiles {
                 self.to_writer = None;
             }
         }
+    }
+}
+
+/// Counters of a device's port, of which `stats` are the sums over all workers.
+fn port_counters(device: &DeviceView, stats: &PortStats) -> PortCounters {
+    let tcp = &stats.tcp;
+    let mib = |name| {
+        let found = tcp.mib_counters().find(|(counter, _)| *counter == name);
+        found.map_or(0, |(_, value)| value)
+    };
+    PortCounters {
+        octets_received: tcp.in_bytes,
+        octets_sent: tcp.out_bytes,
+        segments_received: tcp.in_segs,
+        segments_sent: tcp.out_segs,
+        receive_errors: tcp.csum_errors
+            + tcp.offload_drops()
+            + tcp.in_errs
+            + tcp.bad_options
+            + tcp.header_errors,
+        send_discards: stats.frames_refused,
+        frames_received: stats.frames_received,
+        frames_sent: stats.frames_sent,
+        group_frames_received: tcp.group_frames_in,
+        group_frames_sent: tcp.group_frames_out,
+        link_downs: device.link_downs,
+        tcp_out_segs: mib("TcpOutSegs"),
+        tcp_retrans_segs: mib("TcpRetransSegs"),
     }
 }
 

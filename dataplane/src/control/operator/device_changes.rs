@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use nix::libc;
+use siw_host::routes::RouteFollower;
 use siw_host::{HostPath, HostThread, HostThreadParts};
+use siw_sysfs::DeviceWriter;
 use toml::Spanned;
 
 use super::captures::Captures;
@@ -21,7 +23,7 @@ use super::runtime_changes::RuntimeChanges;
 use crate::config::{Config, ConfigSource, DeviceConfig};
 use crate::control::connection::connections::Connections;
 use crate::control::context::Context;
-use crate::control::device::host_routes::RouteFollower;
+use crate::control::device::host_routes;
 use crate::control::device::links::{LinkMonitor, Removal, ReturningInterface, WatchedPort};
 use crate::control::memory::Memory;
 use crate::control::request::refusal::Refusal;
@@ -35,7 +37,6 @@ use crate::host::LockUse;
 use crate::ids::CommandToken;
 use crate::link_traits::PayloadPolicy;
 use crate::prepared::{DeviceClaims, HostReport, Prepared, StartedDpdk, claim_device};
-use crate::sysfs_tree::DeviceWriter;
 use crate::worker::NewPort;
 use crate::worker::messages::Command;
 
@@ -305,7 +306,7 @@ impl Opening {
         let device = RunningDevice::start(opener, index, device, claims)
             .map_err(|error| failed(format!("device {name}: {error}")))?;
         if let Some(files) = &self.files
-            && let Err(error) = files.add_device(index, &device.view)
+            && let Err(error) = files.add_device(&device.view.to_sysfs(index))
         {
             tracing::warn!(device = %name, "cannot write the files for programs that read /sys: {error}");
         }
@@ -686,9 +687,8 @@ fn take_over(
     if let Err(error) = monitored {
         tracing::warn!(device = %name, "the kernel's routes cannot be followed: {error}");
     }
-    parts
-        .routes
-        .load_routes_of(&mut context.devices, &mut context.workers, index);
+    let (devices, workers) = (&mut context.devices, &mut context.workers);
+    host_routes::load_host_routes(parts.routes, devices, workers, index);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use std::ops::Bound;
 use nix::libc;
 use serde::Serialize;
 use serde_json::{Value, json};
+use siw_host::routes::RouteFollower;
 use siw_memory::{KeyTable, Stag};
 use siw_shm::Access;
 use siw_shm::control::QpState;
@@ -23,7 +24,6 @@ use super::viewer::Viewer;
 use crate::control::connection::ends::address_text;
 use crate::control::connection::listening::{ClientListener, Listeners};
 use crate::control::context::Context;
-use crate::control::device::host_routes::RouteFollower;
 use crate::control::memory::Memory;
 use crate::control::request::deferred::{Deferred, Then};
 use crate::control::request::refusal::Refusal;
@@ -184,7 +184,7 @@ pub(in crate::control) fn list_objects(
         ObjectList::MemoryRegions => add_objects(
             &mut page,
             (resources, viewer),
-            |client| &client.mrs,
+            |client| client.memory.regions(),
             Stag,
             |key| key.0,
             |key, region| Some(region_json(&memory.keys, *key, region.pd)),
@@ -192,7 +192,7 @@ pub(in crate::control) fn list_objects(
         ObjectList::ProtectionDomains => add_objects(
             &mut page,
             (resources, viewer),
-            |client| &client.pds,
+            |client| client.memory.pds(),
             PdId,
             |number| number.0,
             |number, pd| Some(json!({ "pdn": number.0, "users": pd.users })),

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use siw_host::routes::RouteFollower;
 use toml::Spanned;
 
 use super::reload::Configuration;
 use crate::config::{Cidr, Config, DeviceConfig, MacAddress, PermanentNeighbour, RouteConfig};
 use crate::control::context::Context;
-use crate::control::device::host_routes::RouteFollower;
 
 /// Longest file that is read.
 const MAX_FILE: u64 = 1 << 20;

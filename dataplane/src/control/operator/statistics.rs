@@ -385,7 +385,7 @@ fn own_statistics(resources: &Resources, id: ClientId) -> String {
 /// Access methods to the application's existing memory: bytes by method, and the reasons for memory
 /// that is not remapped with their number of regions.
 fn registered_json(client: &Client) -> serde_json::Value {
-    let sums = &client.registered;
+    let sums = client.memory.registered_sums();
     let mut reasons = counter_map(
         sums.reasons
             .iter()
@@ -410,7 +410,7 @@ pub(in crate::control) fn client_json(client: &Client) -> serde_json::Value {
         "name": client.name,
         "queue_pairs": client.qps.len(),
         "completion_queues": client.cqs.len(),
-        "memory_regions": client.mrs.len(),
+        "memory_regions": client.memory.regions().len(),
         "registered": registered_json(client),
         "memory_bytes": held(Quota::Memory),
         "heap_bytes": held(Quota::Heap),

@@ -72,9 +72,7 @@ pub(in crate::control) fn create_qp(
             return Err(Refusal::no_such("completion queue", cq.0));
         }
     }
-    if !client.pds.contains_key(&pd_id) {
-        return Err(Refusal::no_such("protection domain", request.pd));
-    }
+    client.memory.check_pd(pd_id)?;
     if let Some(number) = srq_id {
         let srq = client
             .srqs
@@ -101,9 +99,7 @@ pub(in crate::control) fn create_qp(
             cq.qps += 1;
         }
     }
-    if let Some(pd) = client.pds.get_mut(&pd_id) {
-        pd.users += 1;
-    }
+    client.memory.add_pd_user(pd_id);
     let (place, fd) = client.queues.give(&mem);
     let reply = m::QpReply {
         qp_num: qpn.0,

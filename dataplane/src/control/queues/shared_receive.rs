@@ -64,9 +64,7 @@ pub(in crate::control) fn create_srq(
     )?;
     check_limit(request.limit, request.max_wr)?;
     let client = context.resources.client_mut(id)?;
-    if !client.pds.contains_key(&PdId(request.pd)) {
-        return Err(Refusal::no_such("protection domain", request.pd));
-    }
+    client.memory.check_pd(PdId(request.pd))?;
     let resources = &mut context.resources;
     let charge = resources.charge(id, [(Quota::SharedReceiveQueues, 1)])?;
     let (mem, (number, ring)) = resources.alloc_queue(id, geometry.len, |all, mem| {
@@ -74,9 +72,7 @@ pub(in crate::control) fn create_srq(
         Ok((SrqId(all.srqs.allocate_number()?), ring))
     })?;
     let client = resources.client_mut(id)?;
-    if let Some(pd) = client.pds.get_mut(&PdId(request.pd)) {
-        pd.users += 1;
-    }
+    client.memory.add_pd_user(PdId(request.pd));
     let low = Arc::new(LowWaterMark::default());
     for worker in 0..context.workers.worker_count() {
         let end = WorkerSrq {
@@ -283,9 +279,7 @@ pub(in crate::control) fn free_srq(
 ) -> Outcome {
     let client = resources.client_mut(id)?;
     if let Some((queue, _charge)) = client.srqs.remove(&srq).map(Charged::split) {
-        if let Some(pd) = client.pds.get_mut(&queue.pd) {
-            pd.users -= 1;
-        }
+        client.memory.remove_pd_user(queue.pd);
         for (_, mem) in queue.rings {
             client.queues.free(mem);
         }

@@ -7,15 +7,13 @@
 //!    '-- resume.rs ---------------------+--> reply, or deferred again
 //! ```
 
-use std::sync::Arc;
-
 use siw_memory::{KeyTable, Retired, Stag};
+use siw_shm::CqGeometry;
 use siw_shm::control::messages::ModifySrq;
-use siw_shm::{CqGeometry, SharedMemory};
 
 use super::refusal::Refusal;
 use crate::control::account::quotas::Charge;
-use crate::control::memory::regions::ArenaOrigin;
+use crate::control::memory::client_memory::{ArenaOrigin, ClientMemory};
 use crate::control::resources::Resources;
 use crate::control::threads::reports::MadeArena;
 use crate::ids::{CommandToken, CqId, Qpn, SrqId};
@@ -56,7 +54,11 @@ pub(in crate::control) enum Then {
     /// The worker has released the queue pair, which is freed.
     FreeQp(Qpn),
     /// No worker can use the memory key.
-    EndKey(EndedKey),
+    EndKey {
+        /// Grace period after which no worker can use the old entry of the key.
+        ticket: Retired,
+        reply: KeyReply,
+    },
     /// The memory of the arena is made or mapped.
     AddArena {
         charge: Charge<4>,
@@ -72,17 +74,6 @@ pub(in crate::control) enum Then {
     ReplyStatistics,
     /// An operator's action has ended.
     ReplyAction,
-}
-
-/// A memory key that its request has ended, or whose access rights it has changed.
-pub(in crate::control) struct EndedKey {
-    /// Grace period after which no worker can use the old key.
-    pub ticket: Retired,
-    /// Workers whose ports do not release frames of the memory in time.
-    pub late: Vec<usize>,
-    /// The memory that the frames refer to.
-    pub regions: Vec<Arc<SharedMemory>>,
-    pub reply: KeyReply,
 }
 
 /// Reply after the last use of a key.
@@ -122,11 +113,13 @@ impl Deferred {
         Deferred { token, left, then }
     }
 
-    /// Returns true if nothing is missing. For a key, its grace period must have ended, too, but ports
-    /// whose driver takes too long to release frames are not waited for.
-    pub fn is_ready(&self, keys: &KeyTable) -> bool {
+    /// Returns true if nothing is missing. For a key, its grace period must have ended, and the frames of its
+    /// memory must be freed, except in ports whose driver takes too long.
+    pub fn is_ready(&self, memory: &ClientMemory, keys: &KeyTable) -> bool {
         match &self.then {
-            Then::EndKey(key) => self.left == key.late.len() && keys.is_reclaimed(key.ticket),
+            Then::EndKey { ticket, .. } => {
+                memory.may_answer(self.token) && keys.is_reclaimed(*ticket)
+            }
             _ => self.left == 0,
         }
     }
@@ -143,13 +136,13 @@ impl Deferred {
 }
 
 impl Resources {
-    /// The deferred request that waits for reports with this token.
+    /// The deferred request that waits for reports with this token, and the memory of its client.
     pub(in crate::control) fn deferred_mut(
         &mut self,
         token: CommandToken,
-    ) -> Option<&mut Deferred> {
+    ) -> Option<(&mut Deferred, &ClientMemory)> {
         let client = self.clients.get_mut(&token.client?)?;
         let what = &mut client.waiting.as_mut()?.what;
-        (what.token == token).then_some(what)
+        (what.token == token).then_some((what, &client.memory))
     }
 }

@@ -2,7 +2,8 @@
 
 use nix::libc;
 use siw_host::ports::ClaimError;
-use siw_memory::KeyError;
+use siw_memory::key_table::KeyTableFull;
+use siw_memory::{DeregError, KeyError};
 use siw_shm::control::ControlSocket;
 use siw_shm::control::codec::UNANSWERED;
 
@@ -78,5 +79,21 @@ impl Refusal {
 impl From<KeyError> for Refusal {
     fn from(error: KeyError) -> Refusal {
         Refusal::new(libc::EINVAL, error.to_string())
+    }
+}
+
+impl From<KeyTableFull> for Refusal {
+    fn from(error: KeyTableFull) -> Refusal {
+        Refusal::new(libc::ENOMEM, error.to_string())
+    }
+}
+
+impl From<DeregError> for Refusal {
+    fn from(error: DeregError) -> Refusal {
+        let errno = match error {
+            DeregError::Unknown => libc::ENOENT,
+            DeregError::Bound(_) => libc::EBUSY,
+        };
+        Refusal::new(errno, error.to_string())
     }
 }

@@ -119,6 +119,9 @@ pub const PORT_DOWN: u32 = 1;
 /// [`DeviceReply::port_state`]: the link is up.
 pub const PORT_ACTIVE: u32 = 4;
 
+/// Maximum number of addresses of a device that clients see.
+pub const MAX_ADDRESSES: usize = 8;
+
 /// Reply to [`QueryDevice`]: a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -145,9 +148,9 @@ pub struct DeviceReply {
     pub reserved: [u8; 4],
     /// `CAP_` bits: capabilities beyond WRITE, READ, SEND.
     pub caps: u64,
-    pub ips: [Addr; 8],
+    pub ips: [Addr; MAX_ADDRESSES],
     /// [`FEATURE_GIDS`](super::FEATURE_GIDS): indices of the GIDs of `ips`.
-    pub gid_indices: [u8; 8],
+    pub gid_indices: [u8; MAX_ADDRESSES],
     /// [`FEATURE_GIDS`](super::FEATURE_GIDS): index of the GID of `mac`, which is never 0. 0: the GIDs
     /// are those of `ips` and then that of `mac`.
     pub mac_gid_index: u8,

@@ -1,33 +1,25 @@
-//! Piecewise registration of an application's existing memory: extents of its arenas, of memory
-//! files shared with the daemon, and of its own address space.
+//! Imports: memory that a client brings, as a file in memory or as its address space, and registers in extents.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::libc;
-use siw_memory::{Extent, ExtentMemory, ProcessMemory, RegisteredMemory};
+use siw_shm::SharedMemory;
 use siw_shm::control::messages as m;
 use siw_shm::control::{Request, codec};
-use siw_shm::{Access, SharedMemory};
 
-use super::regions::{ArenaOrigin, ClientProcess, MemoryRegion, RegionExtents};
-use super::{
-    Memory, add_arena, add_region, arena_amounts, check_access, key_amounts, own_arena, own_pages,
-};
+use super::Memory;
+use super::client_memory::{ArenaOrigin, ClientProcess, arena_amounts};
 use crate::config::ProcessMemoryPolicy;
-use crate::control::account::heap;
 use crate::control::account::quotas::{Charge, Quota};
 use crate::control::client::peers::PeerCredentials;
 use crate::control::context::Context;
 use crate::control::request::deferred::{Deferred, DeferredRequest, Then};
 use crate::control::request::refusal::Refusal;
-use crate::control::request::replies::{EMPTY, Outcome, Served, send_reply};
-use crate::control::resources::{Client, Resources};
+use crate::control::request::replies::{Outcome, Served, send_reply};
+use crate::control::resources::Resources;
 use crate::control::threads::helpers::{FilePart, FileSource, MemoryOrder, MemorySource};
-use crate::ids::{ArenaId, ClientId, PdId};
-
-/// Maximum number of extents of one region: 8 GiB in pieces of 2 MiB.
-const MOST_EXTENTS: usize = 4096;
+use crate::ids::{ArenaId, ClientId};
 
 /// Returns whether workers may access memory whose page faults this process can make slow: by a hole
 /// that it punches into a long file, by hugepages of 1 GiB, or with its own file system or
@@ -53,45 +45,6 @@ pub(in crate::control) enum Received {
 }
 
 impl Memory {
-    pub(in crate::control) fn reg_memory(
-        &self,
-        resources: &mut Resources,
-        id: ClientId,
-        seq: u32,
-        request: &m::RegMemory,
-    ) -> Outcome {
-        let client = resources.client_mut(id)?;
-        let mut extents = std::mem::take(&mut client.next_extents);
-        extents.extend_from_slice(used_extents(&request.extents, request.count)?);
-        if extents.len() > MOST_EXTENTS {
-            return Err(too_many_extents());
-        }
-        let heap = (extents.len() * heap::EXTENT + request.reason.to_text().len()) as u64;
-        let charge = resources.charge(id, key_amounts(heap))?;
-        let client = resources.client_mut(id)?;
-        let (memory, parts) = check_extents(client, request, &extents)?;
-        let stag = self.insert_key(memory)?;
-        tracing::debug!(
-            client = id.0,
-            lkey = stag.0,
-            len = request.len,
-            arena_bytes = parts.bytes[0],
-            remapped_bytes = parts.bytes[1],
-            shared_bytes = parts.bytes[2],
-            copied_bytes = parts.bytes[3],
-            reason = parts.reason,
-            "memory of the application registered"
-        );
-        let mut region = MemoryRegion::in_arena(PdId(request.pd), ArenaId(extents[0].arena));
-        region.extents = Some(Box::new(parts));
-        add_region(client, stag, charge.of(region));
-        let reply = m::MrReply {
-            lkey: stag.0,
-            rkey: stag.0,
-        };
-        send_reply::<m::RegMemory>(client, seq, &reply)
-    }
-
     fn import_memory(
         &self,
         context: &mut Context,
@@ -130,7 +83,7 @@ impl Memory {
         let client = context.resources.client_mut(id)?;
         let (uid, peer) = (client.account.uid(), client.peer);
         // Pages that replace private ones may belong to another context of the same process.
-        let arena = context.resources.arena_files.find(&fd, peer);
+        let arena = self.files.find(&fd, peer);
         let arena = arena.filter(is_own_file);
         if arena.is_none()
             && !is_trusted(&peer, self.process_memory)
@@ -177,7 +130,7 @@ impl Memory {
         let device =
             nix::sys::stat::makedev(request.device_major.into(), request.device_minor.into());
         let file = (device, request.inode);
-        let found = context.resources.arena_files.find_by_id(file, peer);
+        let found = self.files.find_by_id(file, peer);
         let arena = found.filter(is_own_file).ok_or_else(|| {
             Refusal::new(libc::ENOENT, "no connection of this process has the file")
         })?;
@@ -213,7 +166,7 @@ impl Memory {
             return Ok(Served::Deferred(Deferred::new(token, then)));
         }
         let made = part.map(id, &*self.map_arena);
-        add_arena(&mut context.resources, id, seq, charge, origin, made)
+        self.add_arena(&mut context.resources, id, seq, (charge, origin), made)
     }
 
     /// Receives an import, the only request with a descriptor.
@@ -286,40 +239,12 @@ impl Memory {
     }
 }
 
-pub(in crate::control) fn add_extents(
-    resources: &mut Resources,
-    id: ClientId,
-    seq: u32,
-    request: &m::AddExtents,
-) -> Outcome {
-    let more = used_extents(&request.extents, request.count)?;
-    let client = resources.clients.get(&id);
-    if let Some(client) = client {
-        let bytes = size_of_val(more) as u64;
-        let ledger = &resources.ledger;
-        ledger.check(&client.account, Quota::Heap, bytes)?;
-    }
-    let client = resources.client_mut(id)?;
-    let before = std::mem::take(&mut client.next_extents);
-    if before.len() + more.len() > MOST_EXTENTS {
-        return Err(too_many_extents());
-    }
-    // System calls for each arena: those of all extents together would take milliseconds.
-    for extent in more {
-        own_arena(client, ArenaId(extent.arena))?;
-    }
-    client.next_extents = before;
-    client.next_extents.extend_from_slice(more);
-    send_reply::<m::AddExtents>(client, seq, &EMPTY)
-}
-
 fn import_process(resources: &mut Resources, id: ClientId, seq: u32, fd: OwnedFd) -> Outcome {
     let charge = resources.charge(id, [(Quota::Descriptors, 1)])?;
     let client = resources.client_mut(id)?;
     let number = ArenaId(client.next_number());
-    let memory = Arc::new(ProcessMemory::new(fd));
-    let process = charge.of(ClientProcess { memory, mrs: 0 });
-    client.processes.insert(number, process);
+    let process = charge.of(ClientProcess::new(fd));
+    client.memory.add_process(number, process);
     let reply = m::IdReply {
         id: number.0,
         reserved: 0,
@@ -333,109 +258,4 @@ fn untrusted() -> Refusal {
         "this kind of memory is registered only for root and siwd's user, outside of \
          containers: see [control] process_memory",
     )
-}
-
-fn too_many_extents() -> Refusal {
-    Refusal::new(
-        libc::ENOMEM,
-        format!("a region has at most {MOST_EXTENTS} extents"),
-    )
-}
-
-/// The extents in use of a message.
-fn used_extents(
-    extents: &[m::MemoryExtent; m::MAX_EXTENTS],
-    count: u32,
-) -> Result<&[m::MemoryExtent], Refusal> {
-    extents.get(..count as usize).ok_or_else(|| {
-        let most = m::MAX_EXTENTS;
-        Refusal::new(
-            libc::EINVAL,
-            format!("{count} extents: at most {most} fit in a message"),
-        )
-    })
-}
-
-/// Checks a registration; returns the region and its extents.
-fn check_extents(
-    client: &Client,
-    request: &m::RegMemory,
-    extents: &[m::MemoryExtent],
-) -> Result<(RegisteredMemory, RegionExtents), Refusal> {
-    let access = check_access(request.access)?;
-    if !client.pds.contains_key(&PdId(request.pd)) {
-        return Err(Refusal::no_such("protection domain", request.pd));
-    }
-    if extents.is_empty() {
-        return Err(Refusal::new(
-            libc::EINVAL,
-            "a region needs at least one extent",
-        ));
-    }
-    let mut parts = RegionExtents {
-        arenas: Vec::new(),
-        bytes: [0; 4],
-        reason: request.reason.to_text(),
-        has_named_reason: false,
-    };
-    let mut list: Vec<Extent> = Vec::with_capacity(extents.len());
-    for extent in extents {
-        let number = ArenaId(extent.arena);
-        // Most extents are in the arena of the one before.
-        let memory = match list.last() {
-            Some(before) if parts.arenas.last() == Some(&number) => before.memory.clone(),
-            _ => {
-                parts.arenas.push(number);
-                find_memory(client, number, access)?
-            }
-        };
-        let method = match memory {
-            ExtentMemory::Process(_) => m::ExtentMethod::Copy as usize,
-            ExtentMemory::Shared(_) => {
-                (extent.method as usize).min(m::ExtentMethod::Shared as usize)
-            }
-        };
-        parts.bytes[method] = parts.bytes[method].saturating_add(extent.len);
-        list.push(Extent {
-            memory,
-            offset: extent.offset,
-            len: extent.len,
-        });
-    }
-    parts.arenas.sort_unstable();
-    parts.arenas.dedup();
-    parts.arenas.shrink_to_fit();
-    let (len, va) = (request.len, request.va);
-    RegisteredMemory::new_scattered(list, len, va, request.pd, access)
-        .map(|memory| (memory, parts))
-        .map_err(|_| {
-            let count = extents.len();
-            Refusal::new(
-                libc::EINVAL,
-                format!("{count} extents are outside their arenas, do not add up to {len} bytes, or wrap"),
-            )
-        })
-}
-
-/// Returns the memory that contains an extent, if it permits the requested access. Its pages are the
-/// daemon's then.
-fn find_memory(client: &Client, number: ArenaId, access: Access) -> Result<ExtentMemory, Refusal> {
-    if let Some(arena) = client.arenas.get(&number) {
-        own_pages(arena)?;
-        if access.contains(Access::LOCAL_WRITE) && !arena.region.is_writable() {
-            return Err(Refusal::new(libc::EFAULT, "the memory is read-only"));
-        }
-        return Ok(ExtentMemory::Shared(arena.region.clone()));
-    }
-    let process = client
-        .processes
-        .get(&number)
-        .ok_or_else(|| Refusal::no_such("arena", number.0))?;
-    if access.contains(Access::REMOTE_ATOMIC) {
-        return Err(Refusal::new(
-            libc::EOPNOTSUPP,
-            "memory copied by system calls does not support remote atomics",
-        ));
-    }
-    Ok(ExtentMemory::Process(Arc::clone(&process.memory)))
 }

@@ -16,32 +16,63 @@
 //! (`siwrun --persona`); the files above have the persona of the device's configuration. Files that change with
 //! the link, and counters, are links to those above.
 //!
+//! The daemon gives plain values ([`Device`], [`PortCounters`]); nothing here knows its workers or its control
+//! thread. File systems can be slow: [`DeviceWriter`] and [`CounterWriter`] are for other threads.
+//!
 //! Programs find a device by the links of `class`, which are made last: they see all of its files, with the
 //! counters. Its folder ends in a number of its own, so counters of an earlier device of the name cannot get
 //! into it.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use siw_shm::control::messages::MAX_ADDRESSES;
 use siw_shm::device_identity::{
-    interface_index, ip_of_gid, link_rate, node_guid, persona_tree_of, sysfs_tree_of,
+    GidTable, interface_index, ip_of_gid, link_rate, node_guid, persona_tree_of, sysfs_tree_of,
 };
 use siw_shm::persona::Persona;
 
-use crate::device_view::DeviceView;
-use crate::worker::messages::PortStats;
-
-/// Addresses that the control protocol reports to clients.
-pub(crate) const MAX_ADDRESSES: usize = 8;
 /// Longest GID table: new addresses fill holes first.
 const MOST_GIDS: usize = MAX_ADDRESSES + 1;
 /// Unit of `port_rcv_data` and `port_xmit_data`.
 const OCTETS_PER_UNIT: u64 = 4;
 /// Version of the kernel's verbs interface that the classes represent.
 const VERBS_ABI: &str = "6";
+
+/// Attributes of a device.
+#[derive(Debug, Clone)]
+pub struct Device {
+    /// Name, such as `siw0`.
+    pub name: String,
+    /// Index in the daemon's list of devices.
+    pub index: usize,
+    /// Number that no other device of the daemon has, not even an earlier one of the same name and index.
+    pub instance: u64,
+    /// Name of its driver.
+    pub driver: String,
+    /// Ethernet address.
+    pub mac: [u8; 6],
+    /// Kind of device in the tree for all programs.
+    pub persona: Persona,
+    /// IP addresses.
+    pub addresses: Vec<IpAddr>,
+    /// GIDs of these addresses and of the Ethernet address.
+    pub gids: GidTable,
+    /// Largest IP packet, in bytes.
+    pub mtu: u16,
+    /// The link is up.
+    pub link_up: bool,
+    /// Link speed in Mb/s; 0 if unknown.
+    pub link_mbps: u32,
+    /// Number of times that the link went down.
+    pub link_downs: u64,
+}
 
 /// The tree of a running daemon, removed when this is dropped.
 pub struct SysfsTree {
@@ -140,7 +171,7 @@ impl Tree {
     }
 
     /// The persona of a device in it.
-    fn persona_of(self, device: &DeviceView) -> Persona {
+    fn persona_of(self, device: &Device) -> Persona {
         match self {
             Tree::Main => device.persona,
             Tree::OfPersona(persona) => persona,
@@ -161,7 +192,7 @@ fn port_folder(root: &Path, name: &str, instance: u64) -> PathBuf {
 }
 
 /// Writes the attributes that change with the link.
-fn write_link(port: &Folder, device: &DeviceView) -> io::Result<()> {
+fn write_link(port: &Folder, device: &Device) -> io::Result<()> {
     let (state, phys_state) = match device.link_up {
         true => ("4: ACTIVE", "5: LinkUp"),
         false => ("1: DOWN", "3: Disabled"),
@@ -178,7 +209,7 @@ const CHANGING_FILES: [&str; 3] = ["state", "phys_state", "rate"];
 const COUNTER_FOLDERS: [&str; 2] = ["counters", "hw_counters"];
 
 /// Links from the port of a persona's tree to files of the main tree.
-fn link_changing_files(port: &Folder, device: &DeviceView, has_counters: bool) -> io::Result<()> {
+fn link_changing_files(port: &Folder, device: &Device, has_counters: bool) -> io::Result<()> {
     let target = port_folder(Path::new(""), &device.name, device.instance);
     // The trees of personas are two folders below the main one.
     let steps = target.components().count() + 2;
@@ -190,7 +221,7 @@ fn link_changing_files(port: &Folder, device: &DeviceView, has_counters: bool) -
     Ok(())
 }
 
-fn write_port(port: &Folder, device: &DeviceView, persona: Persona) -> io::Result<()> {
+fn write_port(port: &Folder, device: &Device, persona: Persona) -> io::Result<()> {
     port.write_lines(&[
         ("link_layer", persona.link_layer().text()),
         ("lid_mask_count", "0"),
@@ -207,8 +238,8 @@ fn write_port(port: &Folder, device: &DeviceView, persona: Persona) -> io::Resul
 
 /// Writes LID and GIDs of a port, and removes GIDs beyond its table. A hole has a GID of zeros, as under
 /// Linux, and neither type nor interface.
-fn write_addresses(port: &Folder, device: &DeviceView, persona: Persona) -> io::Result<()> {
-    let lid = persona.lid(device.addresses.iter().map(|cidr| cidr.addr));
+fn write_addresses(port: &Folder, device: &Device, persona: Persona) -> io::Result<()> {
+    let lid = persona.lid(device.addresses.iter().copied());
     let lid = format!("{lid:#x}");
     port.write_lines(&[("lid", &lid), ("sm_lid", &lid)])?;
     let (gids, types, interfaces) = (
@@ -246,15 +277,10 @@ fn write_addresses(port: &Folder, device: &DeviceView, persona: Persona) -> io::
 }
 
 /// Writes the files of a device, and then links to them, in all trees.
-fn write_device(
-    main: &Folder,
-    index: usize,
-    device: &DeviceView,
-    has_counters: bool,
-) -> io::Result<()> {
+fn write_device(main: &Folder, device: &Device, has_counters: bool) -> io::Result<()> {
     for tree in Tree::all() {
         let root = Folder::make(tree.root(&main.0))?;
-        write_device_in(&root, tree, index, device, has_counters)?;
+        write_device_in(&root, tree, device, has_counters)?;
     }
     Ok(())
 }
@@ -262,13 +288,12 @@ fn write_device(
 fn write_device_in(
     root: &Folder,
     tree: Tree,
-    index: usize,
-    device: &DeviceView,
+    device: &Device,
     has_counters: bool,
 ) -> io::Result<()> {
     let persona = tree.persona_of(device);
     let name = device.name.as_str();
-    let uverbs = format!("uverbs{index}");
+    let uverbs = format!("uverbs{}", device.index);
     let folder = device_folder(name, device.instance);
     let parent = root.folder(&folder)?;
     // The vendor is that of the Ethernet address, as in ibv_query_device(3).
@@ -313,7 +338,7 @@ fn write_device_in(
         ("address", &mac_text(device.mac)),
         ("addr_len", "6"),
         ("mtu", &device.mtu.to_string()),
-        ("ifindex", &interface_index(index as u32).to_string()),
+        ("ifindex", &interface_index(device.index as u32).to_string()),
         // ARPHRD_ETHER.
         ("type", "1"),
         ("dev_id", "0x0"),
@@ -332,15 +357,18 @@ fn write_device_in(
 }
 
 /// Writes the counters of a new device, whose workers have counted nothing yet.
-fn write_first_counters(port: &Folder, parent: &Folder, device: &DeviceView) -> io::Result<()> {
+fn write_first_counters(port: &Folder, parent: &Folder, device: &Device) -> io::Result<()> {
     for name in COUNTER_FOLDERS {
         port.folder(name)?;
     }
-    let counters = PortCounters::new(device, &PortStats::default());
+    let counters = PortCounters {
+        link_downs: device.link_downs,
+        ..PortCounters::default()
+    };
     counters.write(&port.0, &parent.0.join(".counter.new"))
 }
 
-fn write_tree(root: &Folder, devices: &[DeviceView], has_counters: bool) -> io::Result<()> {
+fn write_tree(root: &Folder, devices: &[Device], has_counters: bool) -> io::Result<()> {
     root.folder("personas")?;
     for tree in Tree::all() {
         let root = Folder::make(tree.root(&root.0))?;
@@ -349,10 +377,9 @@ fn write_tree(root: &Folder, devices: &[DeviceView], has_counters: bool) -> io::
         root.folder("dev/infiniband")?
             .link("rdma_cm", "/dev/null")?;
     }
-    for (index, device) in devices.iter().enumerate() {
-        write_device(root, index, device, has_counters)?;
-    }
-    Ok(())
+    devices
+        .iter()
+        .try_for_each(|device| write_device(root, device, has_counters))
 }
 
 fn remove(path: &Path) -> io::Result<()> {
@@ -360,13 +387,13 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Removes the files of a device from all trees, the links to them first.
-fn remove_device(main: &Path, index: usize, device: &DeviceView) -> io::Result<()> {
+fn remove_device(main: &Path, device: &Device) -> io::Result<()> {
     let mut roots = Tree::all().map(|tree| tree.root(main));
-    roots.try_for_each(|root| remove_device_in(&root, index, device))
+    roots.try_for_each(|root| remove_device_in(&root, device))
 }
 
-fn remove_device_in(root: &Path, index: usize, device: &DeviceView) -> io::Result<()> {
-    let name = &device.name;
+fn remove_device_in(root: &Path, device: &Device) -> io::Result<()> {
+    let (name, index) = (&device.name, device.index);
     for link in [
         format!("class/infiniband/{name}"),
         format!("class/infiniband_verbs/uverbs{index}"),
@@ -395,11 +422,7 @@ impl SysfsTree {
     ///
     /// # Errors
     /// The tree cannot be written; nothing is left of it.
-    pub fn write(
-        socket: &Path,
-        devices: &[DeviceView],
-        has_counters: bool,
-    ) -> io::Result<SysfsTree> {
+    pub fn write(socket: &Path, devices: &[Device], has_counters: bool) -> io::Result<SysfsTree> {
         let root = sysfs_tree_of(socket);
         let mut unfinished = root.clone().into_os_string();
         unfinished.push(".new");
@@ -426,8 +449,8 @@ impl SysfsTree {
     }
 
     /// Removes the files of a device.
-    pub fn remove_device(&self, index: usize, device: &DeviceView) {
-        if let Err(error) = remove_device(&self.root, index, device) {
+    pub fn remove_device(&self, device: &Device) {
+        if let Err(error) = remove_device(&self.root, device) {
             tracing::warn!(device = %device.name, "{}: {error}", self.root.display());
         }
     }
@@ -440,7 +463,7 @@ impl SysfsTree {
     }
 
     /// Writes LID and GIDs of a device's port again.
-    pub fn update_addresses(&self, device: &DeviceView) {
+    pub fn update_addresses(&self, device: &Device) {
         for tree in Tree::all() {
             let root = tree.root(&self.root);
             let port = Folder(port_folder(&root, &device.name, device.instance));
@@ -451,7 +474,7 @@ impl SysfsTree {
     }
 
     /// Writes the state of a device's port again.
-    pub fn update_link(&self, device: &DeviceView) {
+    pub fn update_link(&self, device: &Device) {
         let port = Folder(port_folder(&self.root, &device.name, device.instance));
         if let Err(error) = write_link(&port, device) {
             tracing::warn!(device = %device.name, "{}: {error}", port.0.display());
@@ -471,81 +494,104 @@ impl DeviceWriter {
     ///
     /// # Errors
     /// A file cannot be written; nothing is left of them.
-    pub fn add_device(&self, index: usize, device: &DeviceView) -> io::Result<()> {
+    pub fn add_device(&self, device: &Device) -> io::Result<()> {
         // Links that could not be removed with an earlier device.
-        remove_device(&self.root, index, device)?;
+        remove_device(&self.root, device)?;
         let root = Folder(self.root.clone());
-        let written = write_device(&root, index, device, self.has_counters);
+        let written = write_device(&root, device, self.has_counters);
         if written.is_err() {
-            let _ = remove_device(&self.root, index, device);
+            let _ = remove_device(&self.root, device);
         }
         written
     }
 }
 
-/// Counters of a device's port: the file, below the port's folder, and its value.
+/// Counters of a port since its start.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortCounters {
-    device: String,
-    instance: u64,
-    values: [(&'static str, u64); 17],
+    /// Octets received in TCP segments.
+    pub octets_received: u64,
+    /// Octets sent in TCP segments.
+    pub octets_sent: u64,
+    /// TCP segments received.
+    pub segments_received: u64,
+    /// TCP segments sent.
+    pub segments_sent: u64,
+    /// Frames received with errors.
+    pub receive_errors: u64,
+    /// Frames that were not sent.
+    pub send_discards: u64,
+    /// Frames received.
+    pub frames_received: u64,
+    /// Frames sent.
+    pub frames_sent: u64,
+    /// Those of the frames received that were multicast or broadcast.
+    pub group_frames_received: u64,
+    /// Those of the frames sent that were multicast or broadcast.
+    pub group_frames_sent: u64,
+    /// Number of times that the link went down.
+    pub link_downs: u64,
+    /// `TcpOutSegs` of RFC 4022: without retransmissions.
+    pub tcp_out_segs: u64,
+    /// `TcpRetransSegs` of RFC 4022.
+    pub tcp_retrans_segs: u64,
+}
+
+/// Counters of the port of one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceCounters {
+    /// Name of the device.
+    pub name: String,
+    /// [`Device::instance`]
+    pub instance: u64,
+    /// Its counters.
+    pub counters: PortCounters,
 }
 
 impl PortCounters {
-    /// Counters of a device, of which `stats` are the sums over all workers.
+    /// The files below the port's folder, with their values.
     ///
     /// The names in `counters` are those of every RDMA driver of Linux, where `port_rcv_data` and
     /// `port_xmit_data` count units of four octets
     /// (Documentation/ABI/stable/sysfs-class-infiniband), and the counters of unicast and multicast count
     /// frames; multicast includes broadcast. In `hw_counters`, `rcvd_pkts`, `sent_pkts` and `link_downed`
     /// are names of rxe, the others of irdma.
-    pub(crate) fn new(device: &DeviceView, stats: &PortStats) -> PortCounters {
-        let tcp = &stats.tcp;
-        let mib = |name| {
-            let found = tcp.mib_counters().find(|(counter, _)| *counter == name);
-            found.map_or(0, |(_, value)| value)
-        };
-        let errors = tcp.csum_errors
-            + tcp.offload_drops()
-            + tcp.in_errs
-            + tcp.bad_options
-            + tcp.header_errors;
-        PortCounters {
-            device: device.name.clone(),
-            instance: device.instance,
-            values: [
-                ("counters/port_rcv_data", tcp.in_bytes / OCTETS_PER_UNIT),
-                ("counters/port_xmit_data", tcp.out_bytes / OCTETS_PER_UNIT),
-                ("counters/port_rcv_packets", tcp.in_segs),
-                ("counters/port_xmit_packets", tcp.out_segs),
-                ("counters/port_rcv_errors", errors),
-                ("counters/port_xmit_discards", stats.frames_refused),
-                (
-                    "counters/unicast_rcv_packets",
-                    stats.frames_received.saturating_sub(tcp.group_frames_in),
-                ),
-                ("counters/multicast_rcv_packets", tcp.group_frames_in),
-                (
-                    "counters/unicast_xmit_packets",
-                    stats.frames_sent.saturating_sub(tcp.group_frames_out),
-                ),
-                ("counters/multicast_xmit_packets", tcp.group_frames_out),
-                ("counters/link_downed", device.link_downs),
-                ("hw_counters/link_downed", device.link_downs),
-                ("hw_counters/rcvd_pkts", stats.frames_received),
-                ("hw_counters/sent_pkts", stats.frames_sent),
-                ("hw_counters/tcpInSegs", tcp.in_segs),
-                ("hw_counters/tcpOutSegs", mib("TcpOutSegs")),
-                ("hw_counters/tcpRetransSegs", mib("TcpRetransSegs")),
-            ],
-        }
+    fn files(&self) -> [(&'static str, u64); 17] {
+        let unicast_received = self
+            .frames_received
+            .saturating_sub(self.group_frames_received);
+        let unicast_sent = self.frames_sent.saturating_sub(self.group_frames_sent);
+        [
+            (
+                "counters/port_rcv_data",
+                self.octets_received / OCTETS_PER_UNIT,
+            ),
+            (
+                "counters/port_xmit_data",
+                self.octets_sent / OCTETS_PER_UNIT,
+            ),
+            ("counters/port_rcv_packets", self.segments_received),
+            ("counters/port_xmit_packets", self.segments_sent),
+            ("counters/port_rcv_errors", self.receive_errors),
+            ("counters/port_xmit_discards", self.send_discards),
+            ("counters/unicast_rcv_packets", unicast_received),
+            ("counters/multicast_rcv_packets", self.group_frames_received),
+            ("counters/unicast_xmit_packets", unicast_sent),
+            ("counters/multicast_xmit_packets", self.group_frames_sent),
+            ("counters/link_downed", self.link_downs),
+            ("hw_counters/link_downed", self.link_downs),
+            ("hw_counters/rcvd_pkts", self.frames_received),
+            ("hw_counters/sent_pkts", self.frames_sent),
+            ("hw_counters/tcpInSegs", self.segments_received),
+            ("hw_counters/tcpOutSegs", self.tcp_out_segs),
+            ("hw_counters/tcpRetransSegs", self.tcp_retrans_segs),
+        ]
     }
-}
 
-impl PortCounters {
     /// Writes them into the folders of a port, each to `unfinished` first: programs read all files of a
     /// folder of counters.
     fn write(&self, port: &Path, unfinished: &Path) -> io::Result<()> {
-        self.values.iter().try_for_each(|(name, value)| {
+        self.files().iter().try_for_each(|(name, value)| {
             write_readable(unfinished, &port.join(name), &value.to_string())
         })
     }
@@ -558,13 +604,16 @@ pub struct CounterWriter {
 
 impl CounterWriter {
     /// Writes the counters. A reader sees the old value or the new one of each file.
-    pub fn write(&self, ports: &[PortCounters]) {
+    pub fn write(&self, ports: &[DeviceCounters]) {
         for port in ports {
-            let folder = port_folder(&self.root, &port.device, port.instance);
+            let folder = port_folder(&self.root, &port.name, port.instance);
             // The folder is missing if the device has been removed meanwhile.
-            let written = ignore_missing(port.write(&folder, &self.root.join(".counter.new")));
+            let written = port
+                .counters
+                .write(&folder, &self.root.join(".counter.new"));
+            let written = ignore_missing(written);
             if let Err(error) = written {
-                tracing::warn!(device = %port.device, "counters cannot be written: {error}");
+                tracing::warn!(device = %port.name, "counters cannot be written: {error}");
             }
         }
     }
@@ -575,5 +624,67 @@ impl Drop for SysfsTree {
         if let Err(error) = remove(&self.root) {
             tracing::warn!("{} could not be removed: {error}", self.root.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, index: usize) -> Device {
+        let (mac, address) = ([2, 0, 0, 0, 0, 1], "10.77.0.1".parse().unwrap());
+        Device {
+            name: name.into(),
+            index,
+            instance: 5,
+            driver: "net_ring".into(),
+            mac,
+            persona: Persona::Iwarp,
+            addresses: vec![address],
+            gids: GidTable::new(mac, [address]),
+            mtu: 1500,
+            link_up: true,
+            link_mbps: 10_000,
+            link_downs: 0,
+        }
+    }
+
+    #[test]
+    fn the_files_follow_the_devices_and_go_with_the_tree() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("siwd.sock");
+        let tree = SysfsTree::write(&socket, &[device("siw0", 0)], true).unwrap();
+        let root = sysfs_tree_of(&socket);
+        let read = |name: &str, file: &str| {
+            let port = root.join(format!("class/infiniband/{name}/ports/1"));
+            std::fs::read_to_string(port.join(file)).map(|text| text.trim().to_owned())
+        };
+        assert_eq!(read("siw0", "state").unwrap(), "4: ACTIVE");
+        let mut down = device("siw0", 0);
+        down.link_up = false;
+        tree.update_link(&down);
+        assert_eq!(read("siw0", "state").unwrap(), "1: DOWN");
+
+        let second = device("siw1", 1);
+        tree.device_writer().add_device(&second).unwrap();
+        let counters = PortCounters {
+            octets_received: 4000,
+            frames_sent: 9,
+            group_frames_sent: 2,
+            ..PortCounters::default()
+        };
+        let (name, instance) = (second.name.clone(), second.instance);
+        tree.counter_writer().write(&[DeviceCounters {
+            name,
+            instance,
+            counters,
+        }]);
+        assert_eq!(read("siw1", "counters/port_rcv_data").unwrap(), "1000");
+        assert_eq!(read("siw1", "counters/unicast_xmit_packets").unwrap(), "7");
+        assert_eq!(read("siw0", "counters/port_rcv_data").unwrap(), "0");
+        tree.remove_device(&second);
+        assert!(read("siw1", "state").is_err());
+        drop(tree);
+        assert!(!root.exists());
     }
 }
