@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use nix::sys::stat::fstat;
+use parking_lot::{Mutex, MutexGuard};
 use siw_shm::SharedMemory;
 
 use crate::control::client::peers::PeerCredentials;
@@ -40,7 +41,7 @@ fn id_of(fd: BorrowedFd<'_>) -> Option<FileId> {
 
 impl ArenaFiles {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<FileId, ArenaFile>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds an arena of a client.

@@ -7,10 +7,11 @@
 //! knows it (`choose_index`).
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use nix::libc;
+use parking_lot::Mutex;
 use siw_host::routes::RouteFollower;
 use siw_host::{HostPath, HostThread, HostThreadParts};
 use siw_sysfs::DeviceWriter;
@@ -178,7 +179,7 @@ impl Opening {
         let (config, all) = self.read_configuration()?;
         let outcome = self.open(&config, &all);
         if let (Err(_), Some(pair)) = (&outcome, &config.pair) {
-            let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pairs = self.pairs.lock();
             pairs.remove(pair);
         }
         outcome
@@ -207,7 +208,7 @@ impl Opening {
         if let Some(pair) = &config.pair {
             let is_end = |other: &DeviceConfig| other.pair.as_ref() == Some(pair);
             let mut running = all.devices.iter();
-            let pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+            let pairs = self.pairs.lock();
             match running.find(|other| is_end(other.get_ref())) {
                 Some(other) if !pairs.contains_key(pair) => {
                     let other = &other.get_ref().name.get_ref().0;
@@ -275,7 +276,7 @@ impl Opening {
         let (mut guard, mut no_pairs);
         let pairs = match &config.pair {
             Some(_) => {
-                guard = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+                guard = self.pairs.lock();
                 &mut *guard
             }
             None => {
@@ -530,7 +531,7 @@ impl DeviceChanges {
                 let why = "a device is being added, perhaps the other end of this pair: try again";
                 return Err(Refusal::new(libc::EBUSY, why));
             }
-            let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pairs = self.pairs.lock();
             pairs.remove(pair);
         }
         if !view.is_gone {

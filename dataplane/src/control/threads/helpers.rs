@@ -12,10 +12,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use nix::libc;
+use parking_lot::Mutex;
 use siw_shm::SharedMemory;
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::shared_memory::{MemoryInMaking, PageSize};
@@ -197,7 +198,7 @@ impl Helpers {
         what: Box<dyn Send>,
         report: Option<HelperReport>,
     ) {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.lock();
         let disposal = queues.entry(queue).or_default();
         disposal.doomed.push_back(Doomed {
             what,
@@ -256,7 +257,7 @@ impl Helpers {
     /// Returns true if too many of the user's descriptors are still being closed:
     /// [`HelperReport::HasRoom`] follows.
     pub fn must_await_room(&self, uid: u32) -> bool {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.lock();
         let queue = queues.get_mut(&DisposalQueue::Descriptors(uid));
         let crowded = queue.filter(|queue| queue.doomed.len() >= MOST_OF_USER);
         crowded.is_some_and(|queue| {
@@ -286,7 +287,7 @@ fn empty_queue(
     closer: &Closer,
 ) {
     loop {
-        let mut all = queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = queues.lock();
         let Some(disposal) = all.get_mut(&queue) else {
             return;
         };
