@@ -11,12 +11,14 @@ use std::collections::HashMap;
 use crate::base::events::Events;
 use crate::base::time::{Instant, to_long_ticks};
 use crate::congestion::RecoveryPhase;
+use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::connection::path::PathState;
-use crate::connection::sender::Sender;
 use crate::queues::send_buffer::{InFlightSegment, SACKED};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::SendFlags;
+use crate::tcb::timer::Timer;
 
 /// A smaller MTU reported by a router, below that of any link in use, is rejected: it would only
 /// multiply the packets that we send (RFC 5927 section 7).
@@ -100,73 +102,68 @@ impl PathState {
     pub(crate) fn emss_for(&self, tcb: &Tcb, mtu: u16) -> u16 {
         mtu.saturating_sub(self.headers(tcb)).max(1)
     }
+}
 
+impl<B, R> Connection<B, R> {
     /// Applies the known MTU of its path to a new connection.
-    pub(crate) fn apply_path_mtu(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
-        if let Some((mtu, until)) = cx.shared.paths.lookup(self.remote(), cx.now) {
-            let emss = self.emss_for(tcb, mtu);
-            if emss < tcb.emss {
-                self.set_narrow(tcb, cx, emss, until);
+    pub(crate) fn apply_path_mtu(&mut self, cx: &mut TcpContext<'_>) {
+        if let Some((mtu, until)) = cx.shared.paths.lookup(self.path.remote(), cx.now) {
+            let emss = self.path.emss_for(&self.tcb, mtu);
+            if emss < self.tcb.emss {
+                self.set_narrow(cx, emss, until);
             }
         }
     }
 
     /// Limits segments to `emss` bytes until the tick `until`.
-    fn set_narrow(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>, emss: u16, until: u64) {
-        tcb.emss = emss;
-        tcb.flags |= ConnectionFlags::NARROW_PATH;
-        self.widen_at = until as u32;
-        cx.schedule_timer(tcb, until << 20);
+    fn set_narrow(&mut self, cx: &mut TcpContext<'_>, emss: u16, until: u64) {
+        self.tcb.emss = emss;
+        self.tcb.flags |= ConnectionFlags::NARROW_PATH;
+        self.path.widen_at = until as u32;
+        cx.schedule_timer(&mut self.tcb, until << 20);
     }
 
-    /// Allows segments of `agreed` bytes, the size agreed in the handshake, because the path may be
-    /// whole again. A recovery in progress is finished first: a full segment that was lost then
-    /// would not show that the path is narrow.
-    pub(crate) fn widen(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>, agreed: u16) {
-        if tcb.phase != RecoveryPhase::Open || tcb.has(ConnectionFlags::RECOVERING) {
-            self.widen_at = (to_long_ticks(cx.now.0) + RETRY_TICKS) as u32;
+    /// Allows segments of the size agreed in the handshake, because the path may be whole again. A
+    /// recovery in progress is finished first: a full segment that was lost then would not show that
+    /// the path is narrow.
+    pub(crate) fn widen_path(&mut self, cx: &mut TcpContext<'_>) {
+        let snd = &self.sender.snd;
+        if snd.phase != RecoveryPhase::Open || snd.has(SendFlags::RECOVERING) {
+            self.path.widen_at = (to_long_ticks(cx.now.0) + RETRY_TICKS) as u32;
             return;
         }
-        tcb.emss = agreed;
-        tcb.flags.remove(ConnectionFlags::NARROW_PATH);
-        cx.raise_event(tcb, Events::MSS_CHANGED);
+        self.tcb.emss = self.sender.emss_agreed;
+        self.tcb.flags.remove(ConnectionFlags::NARROW_PATH);
+        cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
     }
 
     /// Limits segments to `emss` bytes from now on; longer ones in flight are resegmented and
     /// retransmitted.
-    pub(crate) fn narrow<R>(
-        &mut self,
-        tcb: &mut Tcb,
-        sender: &mut Sender<R>,
-        cx: &mut TcpContext<'_>,
-        emss: u16,
-    ) {
+    pub(crate) fn narrow_path(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         let until = to_long_ticks(cx.now.0) + RAISE_TICKS;
-        self.set_narrow(tcb, cx, emss, until);
-        cx.raise_event(tcb, Events::MSS_CHANGED);
-        sender.split_multi_segments(tcb);
-        if sender
-            .send_buffer
-            .sent
-            .iter()
-            .any(|segment| segment.len > u32::from(emss))
-        {
-            sender.resegment_and_resend(tcb, cx);
+        self.set_narrow(cx, emss, until);
+        cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
+        self.sender.split_multi_segments();
+        let mut in_flight = self.sender.send_buffer.sent.iter();
+        if in_flight.any(|segment| segment.len > u32::from(emss)) {
+            self.sender.resegment(emss);
+            cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
+            if !self.tcb.is_timer(Timer::Persist) {
+                self.tcb.restart_retransmission_timer(&self.sender.snd, cx);
+            }
         }
     }
 
     /// Checks for a black hole at a retransmission timeout: after several in a row, a router may be
     /// dropping full segments without an ICMP error (RFC 8899 section 4.3).
-    pub(crate) fn suspect_black_hole<R>(
-        &mut self,
-        tcb: &mut Tcb,
-        sender: &mut Sender<R>,
-        cx: &mut TcpContext<'_>,
-    ) {
+    pub(crate) fn suspect_black_hole(&mut self, cx: &mut TcpContext<'_>) {
+        let Connection {
+            tcb, sender, path, ..
+        } = self;
         if sender.timeouts_in_row() < SUSPICIOUS {
             return;
         }
-        sender.split_multi_segments(tcb);
+        sender.split_multi_segments();
         let (first, at) = sender
             .send_buffer
             .sent
@@ -174,19 +171,19 @@ impl PathState {
             .map_or((0, 0), |segment| (segment.len, segment.at));
         // The peer's answer may take several timeouts, so their number alone does not select the
         // smallest size.
-        let mtu = if self.template.is_v6() {
+        let mtu = if path.template.is_v6() {
             MIN_V6
-        } else if first > u32::from(self.emss_for(tcb, BASE)) {
+        } else if first > u32::from(path.emss_for(tcb, BASE)) {
             BASE
         } else if sender.timeouts_in_row() >= 2 * SUSPICIOUS {
             BASE_V4
         } else {
             return;
         };
-        let base = self.emss_for(tcb, mtu);
+        let base = path.emss_for(tcb, mtu);
         // Not if the peer shrank its window: then the peer itself refuses the retransmissions. And
         // not if a segment longer than `base`, sent no earlier, was SACKed.
-        let shut = tcb.snd_wnd < tcb.flight() && tcb.last_rx >= at;
+        let shut = sender.snd.wnd < sender.snd.flight() && tcb.last_rx >= at;
         let passes = |segment: &InFlightSegment| {
             segment.flags & SACKED != 0 && segment.len > u32::from(base) && segment.at >= at
         };
@@ -206,8 +203,8 @@ impl PathState {
                 return;
             }
             cx.shared.stats.black_holes += 1;
-            cx.shared.paths.learn(self.remote(), mtu, cx.now);
-            self.narrow(tcb, sender, cx, base);
+            cx.shared.paths.learn(path.remote(), mtu, cx.now);
+            self.narrow_path(cx, base);
         }
     }
 }

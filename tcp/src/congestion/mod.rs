@@ -3,7 +3,7 @@
 //! number of bytes that it may send; it writes neither the window nor the threshold.
 //!
 //! ```text
-//! window             the window and the slow start threshold, in the connection's first cache line
+//! window             the window and the slow start threshold, in the cache line of SND.*
 //! controller         NewReno, CUBIC, DCTCP: how the window grows and how far it is reduced
 //! cubic              CUBIC's congestion avoidance
 //! hystart            the end of CUBIC's first slow start
@@ -192,13 +192,15 @@ impl CongestionState {
     }
 
     /// Reduces the window for an echoed mark (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
-    /// `before`: the bytes in flight before the ACK, which may cover all of them.
+    /// The ACK acknowledges `newly` bytes, possibly all that were in flight.
     pub(crate) fn on_mark(
         &mut self,
         window: &mut CongestionWindow,
-        (flight, before): (&Flight, &Flight),
+        flight: &Flight,
+        newly: u32,
         now: u64,
     ) {
+        let before = &flight.before_ack_of(newly);
         let in_use = self.validation.in_use(window, before);
         window.reduce_to(in_use.after_mark(window, &mut self.controller, before));
         self.reduced_to = flight.next;
@@ -206,16 +208,18 @@ impl CongestionState {
     }
 
     /// Reduces the window for a loss that a tail loss probe repaired, as congestion control must
-    /// react to it all the same (RFC 8985 section 7.4.2). `before`: the bytes in flight before the
-    /// ACK. `is_answered`: [`is_tail_answered`](Self::is_tail_answered) when the probe was sent. Returns
+    /// react to it all the same (RFC 8985 section 7.4.2). The ACK acknowledges `newly` bytes.
+    /// `is_answered`: [`is_tail_answered`](Self::is_tail_answered) when the probe was sent. Returns
     /// whether the window was reduced; not if it already was for the same event.
     pub(crate) fn on_probe_loss(
         &mut self,
         window: &mut CongestionWindow,
         is_answered: bool,
-        (flight, before): (&Flight, &Flight),
+        flight: &Flight,
+        newly: u32,
         now: u64,
     ) -> bool {
+        let before = &flight.before_ack_of(newly);
         if is_answered || self.is_loss_answered(before.una) {
             return false;
         }

@@ -16,7 +16,10 @@ const LATE: u64 = 4;
 const SMALL_WINDOW: u32 = 10;
 
 /// The number of bytes that may be sent now.
+#[derive(Clone, Copy)]
 pub(crate) enum PacingCredit {
+    /// Any number: the connection is not paced.
+    Unlimited,
     /// At most this number of bytes.
     Bytes(u32),
     /// Nothing before this time (ns).

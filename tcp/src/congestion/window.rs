@@ -1,5 +1,5 @@
-//! The congestion window and the slow start threshold (RFC 5681 section 2). They lie in the first
-//! cache line of a connection; only this module tree writes them.
+//! The congestion window and the slow start threshold (RFC 5681 section 2). They lie in the cache line
+//! of the send variables; only this module tree writes them.
 
 use crate::base::sequence::SeqNr;
 
@@ -56,6 +56,14 @@ impl Flight {
     #[inline]
     pub(crate) fn flight_size(&self) -> u32 {
         self.next - self.una
+    }
+
+    /// Returns the state in flight before the ACK of `newly` bytes.
+    pub(crate) fn before_ack_of(&self, newly: u32) -> Flight {
+        Flight {
+            una: self.una - newly,
+            ..*self
+        }
     }
 }
 

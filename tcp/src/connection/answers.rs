@@ -5,6 +5,7 @@
 use crate::connection::context::TcpContext;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::receive_variables::ReceiveVariables;
 use crate::wire::segment::Segment;
 
 impl TcpContext<'_> {
@@ -34,9 +35,9 @@ impl TcpContext<'_> {
     /// Returns whether the connection may answer a segment that is outside the window or rejected
     /// by PAWS. Keepalive and zero-window probes have a limit of their own: a sender that does not
     /// know RCV.NXT must not use up the answers that show the peer that we are alive.
-    pub(crate) fn may_answer(&mut self, tcb: &Tcb, seg: &Segment) -> bool {
+    pub(crate) fn may_answer(&mut self, rcv: &ReceiveVariables, seg: &Segment) -> bool {
         let fields = self.shared.side_table.fields_of(self.id.index);
-        let place = seg.seq.distance_from(tcb.rcv_nxt);
+        let place = seg.seq.distance_from(rcv.nxt);
         let may = if place == -1 || place == 0 {
             fields.probe_answers.try_take(self.now)
         } else {

@@ -29,6 +29,7 @@ use crate::path_mtu::Paths;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::rtt::RtoLimits;
+use crate::tcb::send_variables::SendVariables;
 use crate::wire::flow_key::{FlowKey, TableHasher};
 use crate::wire::frame;
 use crate::wire::segment::{RST, Segment};
@@ -164,10 +165,11 @@ impl TcpContext<'_> {
     }
 
     /// Records that a timeout of the connection to `remote` expired, or that no route leads there.
+    /// `una`: SND.UNA.
     #[cold]
-    pub(crate) fn note_stalled(&mut self, tcb: &Tcb, remote: IpAddr) {
+    pub(crate) fn note_stalled(&mut self, una: SeqNr, remote: IpAddr) {
         let hop = self.shared.next_hop(remote);
-        self.shared.stalled.insert(self.id.index, hop, tcb.snd_una);
+        self.shared.stalled.insert(self.id.index, hop, una);
     }
 
     /// Reports `events` to the owner through `next_event`.
@@ -183,29 +185,10 @@ impl TcpContext<'_> {
         self.shared.schedule_output(self.id.index, tcb, what);
     }
 
-    /// Delays the ACK of a message until the owner replies. Not by the timer wheel: most waits end
-    /// after a microsecond.
-    #[inline]
-    pub(crate) fn await_answer(&mut self, tcb: &mut Tcb) {
-        tcb.ack_at = self.now.0 + self.shared.answer_wait;
-        let awaited = (self.id.index, tcb.ack_at);
-        self.shared.awaited_answers.push_back(awaited);
-    }
-
-    /// Called when data is sent: if it follows a segment of the peer so soon that an ACK sent in
-    /// between could have been piggybacked, the next ACKs wait for data.
-    #[inline]
-    pub(crate) fn notice_answer(&self, tcb: &mut Tcb) {
-        let since = self.now.0.saturating_sub(tcb.last_rx);
-        if tcb.last_ack_sent == tcb.rcv_nxt && since < self.shared.answer_wait {
-            tcb.flags |= ConnectionFlags::ANSWERS;
-        }
-    }
-
     /// Updates the count of connections with unacknowledged or unsent data.
     #[inline]
-    pub(crate) fn update_active_count(&mut self, tcb: &mut Tcb) {
-        let busy = tcb.is_busy();
+    pub(crate) fn update_active_count(&mut self, tcb: &mut Tcb, snd: &SendVariables) {
+        let busy = snd.is_busy(tcb);
         if busy != tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
             tcb.flags ^= ConnectionFlags::COUNTED_ACTIVE;
             if busy {
@@ -213,15 +196,6 @@ impl TcpContext<'_> {
             } else {
                 self.shared.active -= 1;
             }
-        }
-    }
-
-    /// Announces a reduction of the congestion window, for whatever reason: the next new segment
-    /// carries CWR (RFC 3168 section 6.1.2).
-    #[inline]
-    pub(crate) fn announce_reduction(&mut self, tcb: &mut Tcb) {
-        if tcb.has(ConnectionFlags::ECN) && self.may_send_ect() {
-            tcb.flags |= ConnectionFlags::SEND_CWR;
         }
     }
 
@@ -238,10 +212,10 @@ impl TcpContext<'_> {
 }
 
 impl SharedState {
-    /// Returns the initial congestion window in bytes (RFC 6928).
+    /// Returns the initial congestion window in bytes (RFC 6928), of segments of `emss` bytes.
     #[inline]
-    pub(crate) fn initial_window(&self, tcb: &Tcb) -> u32 {
-        initial_window(self.config.initial_window, u32::from(tcb.emss))
+    pub(crate) fn initial_window(&self, emss: u16) -> u32 {
+        initial_window(self.config.initial_window, u32::from(emss))
     }
 
     /// Returns the state of a stack without connections. `config` has been validated.

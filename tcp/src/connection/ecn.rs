@@ -1,13 +1,9 @@
-//! Explicit congestion notification: marks on received segments are echoed to the sender, and marks
-//! that the peer echoes reduce the congestion window (RFC 3168 section 6.1; for DCTCP, RFC 8257 section 3).
+//! Explicit congestion notification: marks on received segments are echoed to the sender (RFC 3168
+//! section 6.1.3; for DCTCP, RFC 8257 section 3.2).
 
 use crate::base::buffer::RecvBuf;
-use crate::congestion::RecoveryPhase;
+use crate::connection::Connection;
 use crate::connection::context::{EarlyAck, TcpContext};
-use crate::connection::path::PathState;
-use crate::connection::receiver::Receiver;
-use crate::connection::sender::Sender;
-use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, Segment};
 
@@ -15,19 +11,13 @@ use crate::wire::segment::{ACK, CWR, ECE, Segment};
 /// the segments, with the later mark.
 const EARLY_ACKS_MAX: usize = 4096;
 
-impl<B: RecvBuf> Receiver<B> {
+impl<B: RecvBuf, R> Connection<B, R> {
     /// Processes the mark of an acceptable data segment on a connection with ECN.
     #[cold]
-    pub(crate) fn on_data_with_ecn(
-        &mut self,
-        tcb: &mut Tcb,
-        path: &PathState,
-        cx: &mut TcpContext<'_>,
-        seg: &Segment,
-        is_dctcp: bool,
-    ) {
+    pub(crate) fn on_data_with_ecn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
+        let tcb = &mut self.tcb;
         cx.shared.stats.ce_received += u64::from(seg.ce);
-        if !is_dctcp {
+        if !self.sender.congestion.is_dctcp() {
             // ECE is set until CWR shows that the sender reduced its window (section 6.1.3).
             if seg.flags & CWR != 0 {
                 tcb.flags &= !ConnectionFlags::SEND_ECE;
@@ -42,17 +32,18 @@ impl<B: RecvBuf> Receiver<B> {
         }
         // RFC 8257 section 3.2: segments received before the change are acknowledged at once, with
         // the old mark.
-        if tcb.unacked_segs > 0 && path.neighbour_generation != 0 {
+        if self.receiver.unacked_segs > 0 && self.path.neighbour_generation != 0 {
             if cx.shared.early_acks.len() < EARLY_ACKS_MAX {
-                let (window, edge) = self.receive_window(tcb, cx);
+                let srtt = self.sender.snd.rtt.srtt;
+                let offer = self.receiver.receive_window(tcb, srtt, cx);
                 let marked = tcb.has(ConnectionFlags::SEND_ECE);
                 cx.shared.early_acks.push_back(EarlyAck {
                     id: cx.id,
-                    ack: tcb.rcv_nxt,
-                    window,
+                    ack: self.receiver.rcv.nxt,
+                    window: offer.field,
                     flags: if marked { ACK | ECE } else { ACK },
                 });
-                tcb.on_ack_sent(edge);
+                self.receiver.on_ack_sent(offer.edge);
             } else {
                 cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
             }
@@ -61,42 +52,6 @@ impl<B: RecvBuf> Receiver<B> {
         tcb.flags &= !ConnectionFlags::SEND_ECE;
         if seg.ce {
             tcb.flags |= ConnectionFlags::SEND_ECE;
-        }
-    }
-}
-
-impl<R> Sender<R> {
-    /// Processes the ACK of `newly` bytes on a connection with ECN.
-    #[inline]
-    pub(crate) fn on_ecn_ack(
-        &mut self,
-        tcb: &mut Tcb,
-        cx: &mut TcpContext<'_>,
-        seg: &Segment,
-        newly: u32,
-    ) {
-        let flight = tcb.flight_state();
-        let marked = seg.flags & ECE != 0;
-        if self.congestion.on_ecn_ack(&flight, newly, marked) {
-            self.reduce_for_mark(tcb, cx, newly);
-        }
-    }
-
-    /// Reduces the congestion window for an echoed mark, at most once per window of data (RFC 3168
-    /// section 6.1.2, RFC 8257 section 3.3). The ACK acknowledges `newly` bytes.
-    #[cold]
-    fn reduce_for_mark(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>, newly: u32) {
-        cx.announce_reduction(tcb);
-        // Any other phase has reduced the window already.
-        if tcb.phase == RecoveryPhase::Open {
-            cx.shared.stats.ecn_reductions += 1;
-            let (flight, before) = (tcb.flight_state(), tcb.flight_before(newly));
-            // An earlier reduction can no longer be undone without also undoing this one.
-            if let Some(recovery) = &mut self.recovery {
-                recovery.reduction.confirm();
-            }
-            self.congestion
-                .on_mark(&mut tcb.window, (&flight, &before), cx.now.0);
         }
     }
 }

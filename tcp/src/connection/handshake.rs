@@ -73,9 +73,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         } = &mut *cx.shared;
         let wscale = *recv_wscale;
         let tcb = &mut self.tcb;
-        tcb.rcv_nxt = seg.seq + 1;
-        tcb.last_ack_sent = tcb.rcv_nxt;
-        tcb.rcv_adv = tcb.rcv_nxt + (*recv_window).min(0xffff);
+        let (snd, rcv) = (&mut self.sender.snd, &mut self.receiver.rcv);
+        rcv.nxt = seg.seq + 1;
+        rcv.last_ack_sent = rcv.nxt;
+        rcv.adv = rcv.nxt + (*recv_window).min(0xffff);
         let ipv6 = self.path.template.is_v6();
         let (overhead, default) = if ipv6 {
             (60, MSS_DEFAULT_V6)
@@ -94,13 +95,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.flags &= !(ConnectionFlags::TIMESTAMPS | ConnectionFlags::SACK | ConnectionFlags::ECN);
         if is_ecn_setup && config.wants_ecn() {
             tcb.flags |= ConnectionFlags::ECN;
-            let may_send_ect = seg.flags & ACK == 0 || tcb.backoff == 0;
+            let may_send_ect = seg.flags & ACK == 0 || snd.backoff == 0;
             let fields = side_table.fields_of(cx.id.index);
             fields.flags.set(SideFlags::MAY_SEND_ECT, may_send_ect);
         }
         if config.timestamps && seg.has_ts {
             tcb.flags |= ConnectionFlags::TIMESTAMPS;
-            tcb.ts_recent = seg.ts_val;
+            rcv.ts_recent = seg.ts_val;
             emss -= 12;
         }
         if config.sack && seg.sack_permitted {
@@ -111,13 +112,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             None => WindowScales::default(),
         };
         tcb.emss = emss;
-        self.sender.emss_agreed = emss;
-        tcb.snd_wnd = u32::from(seg.window); // a SYN's window is never scaled
-        tcb.max_snd_wnd = tcb.snd_wnd;
-        tcb.snd_wl1 = seg.seq;
-        tcb.snd_wl2 = seg.ack;
-        tcb.window
+        snd.wnd = u32::from(seg.window); // a SYN's window is never scaled
+        snd.max_wnd = snd.wnd;
+        snd.wl1 = seg.seq;
+        snd.wl2 = seg.ack;
+        snd.window
             .set_initial(config.initial_window, u32::from(emss));
+        self.sender.emss_agreed = emss;
     }
 
     /// Processes a segment in SYN-SENT (RFC 9293 section 3.10.7.3).
@@ -128,7 +129,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         buffer: B,
     ) -> SegmentVerdict {
         let acked = seg.flags & ACK != 0;
-        if acked && seg.ack != self.tcb.snd_nxt {
+        if acked && seg.ack != self.sender.snd.nxt {
             if seg.flags & RST != 0 {
                 return SegmentVerdict::Done;
             }
@@ -167,7 +168,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.tcb.state = TcpState::SynReceived;
             // Our SYN-ACK repeats the SYN: an answer does not tell them apart, so no round trip is
             // measured (Karn).
-            self.tcb.backoff = self.tcb.backoff.max(1);
+            self.sender.snd.backoff = self.sender.snd.backoff.max(1);
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
         }
         SegmentVerdict::Done
@@ -186,9 +187,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         flags.set(SideFlags::SYN_AFTER_RESET, true);
         // `emit_syn` counts those whose timeout expired.
-        cx.shared.stats.syn_retrans += u64::from(self.tcb.backoff == 0);
+        cx.shared.stats.syn_retrans += u64::from(self.sender.snd.backoff == 0);
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
-        self.tcb.restart_retransmission_timer(cx);
+        self.tcb.restart_retransmission_timer(&self.sender.snd, cx);
     }
 
     /// Handles a repeated SYN in SYN-RECEIVED: our SYN-ACK was lost, or they crossed. The SYN-ACK
@@ -201,22 +202,22 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if seg.flags & (ECE | CWR) != ASK {
             fields.flags.set(SideFlags::MAY_SEND_ECT, false);
         }
-        let tcb = &mut self.tcb;
-        let timeout = tcb
+        let (tcb, snd) = (&mut self.tcb, &mut self.sender.snd);
+        let timeout = snd
             .rtt
-            .retransmission_timeout(&cx.shared.rto_limits, tcb.backoff);
+            .retransmission_timeout(&cx.shared.rto_limits, snd.backoff);
         // `last_rx`: the time at which the last SYN-ACK was sent.
-        let too_soon = tcb.backoff > 0 && cx.now.0.saturating_sub(tcb.last_rx) < timeout / 2;
+        let too_soon = snd.backoff > 0 && cx.now.0.saturating_sub(tcb.last_rx) < timeout / 2;
         if too_soon
-            || tcb.backoff >= cx.shared.config.syn_retries
+            || snd.backoff >= cx.shared.config.syn_retries
             || tcb.has(ConnectionFlags::NEED_SYN)
         {
             return;
         }
-        tcb.backoff += 1;
+        snd.backoff += 1;
         cx.count_repeated_syn();
         cx.schedule_output(tcb, ConnectionFlags::NEED_SYN);
-        tcb.restart_retransmission_timer(cx);
+        tcb.restart_retransmission_timer(snd, cx);
     }
 
     /// Enters ESTABLISHED after our SYN was acknowledged. `Some`: the connection ended instead.
@@ -231,13 +232,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.tcb.flags |= ConnectionFlags::RELEASED;
             return Some(SegmentVerdict::Reset);
         }
-        self.path.apply_path_mtu(&mut self.tcb, cx);
-        let tcb = &mut self.tcb;
+        self.apply_path_mtu(cx);
+        let (tcb, snd) = (&mut self.tcb, &mut self.sender.snd);
         let repeated = cx.shared.side_table.repeats(cx.id.index);
         if repeated.retransmissions.handshake > 0 {
             // Our SYN or SYN-ACK was lost: one segment at first (RFC 5681 section 3.1).
-            tcb.window.set_initial(1, u32::from(tcb.emss));
-            tcb.rtt.on_syn_lost();
+            snd.window.set_initial(1, u32::from(tcb.emss));
+            snd.rtt.on_syn_lost();
             // The echo identifies the SYN that was answered (RFC 7323 section 4.1). The minimum of
             // RFC 6298 (5.7) is for a round trip that is not known; a path on which the timeout was
             // spurious gives a sample that is as long.
@@ -245,21 +246,21 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 && seg.has_ts
                 && let Some(since) = since_timestamp(seg.ts_ecr, self.path.timestamp_offset, cx.now)
             {
-                tcb.rtt.add_coarse_sample(since, &cx.shared.rto_limits);
+                snd.rtt.add_coarse_sample(since, &cx.shared.rto_limits);
             }
         }
-        tcb.snd_una = seg.ack;
-        let flight = tcb.flight_state();
+        snd.una = seg.ack;
+        let flight = snd.flight_state(tcb.emss);
         self.sender
             .congestion
-            .on_established(&mut tcb.window, &flight, cx.now.0);
+            .on_established(&mut snd.window, &flight, cx.now.0);
         tcb.flags &= !ConnectionFlags::NEED_SYN;
         tcb.state = TcpState::Established;
         tcb.stop_timer();
-        if tcb.backoff == 0 {
-            tcb.rtt.add_sample(cx.now.0.saturating_sub(tcb.last_rx));
+        if snd.backoff == 0 {
+            snd.rtt.add_sample(cx.now.0.saturating_sub(tcb.last_rx));
         }
-        tcb.backoff = 0;
+        snd.backoff = 0;
         tcb.last_rx = cx.now.0;
         cx.shared.stats.curr_estab += 1;
         if tcb.has(ConnectionFlags::IN_BACKLOG)
@@ -279,7 +280,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tcb.state = TcpState::FinWait1;
             cx.shared.stats.curr_estab -= 1;
         }
-        cx.update_active_count(&mut self.tcb);
+        cx.update_active_count(&mut self.tcb, &self.sender.snd);
         if let Some(keepalive) = cx.shared.config.keepalive {
             let at = cx.now.0 + crate::base::time::to_nanos(keepalive.idle);
             cx.schedule_timer(&mut self.tcb, at);
@@ -299,13 +300,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
             _ => first,
         };
         self.path.timestamp_offset = cx.shared.timestamp_offset(&key);
-        self.tcb.snd_una = first;
-        self.tcb.snd_nxt = first + 1;
-        self.tcb.snd_wl2 = first;
-        self.sender.congestion.set_first_byte(self.tcb.snd_nxt);
+        let snd = &mut self.sender.snd;
+        snd.una = first;
+        snd.nxt = first + 1;
+        snd.wl2 = first;
+        self.sender.congestion.set_first_byte(snd.nxt);
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
-        self.tcb.restart_retransmission_timer(cx);
-        cx.update_active_count(&mut self.tcb);
+        self.tcb.restart_retransmission_timer(&self.sender.snd, cx);
+        cx.update_active_count(&mut self.tcb, &self.sender.snd);
     }
 
     /// Sends our SYN or SYN-ACK.
@@ -332,7 +334,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             cx.shared.recv_wscale
         });
         let ts = ts.then(|| {
-            let echo = if answer { self.tcb.ts_recent } else { 0 };
+            let echo = if answer {
+                self.receiver.rcv.ts_recent
+            } else {
+                0
+            };
             (timestamp_at(cx.now, self.path.timestamp_offset), echo)
         });
         let mss = cx.shared.config.mtu - if self.path.template.is_v6() { 60 } else { 40 };
@@ -341,13 +347,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let flags = match answer {
             true if self.tcb.has(ConnectionFlags::ECN) => SYN | ACK | ECE,
             true => SYN | ACK,
-            false if cx.shared.config.wants_ecn() && self.tcb.backoff == 0 => SYN | ECE | CWR,
+            false if cx.shared.config.wants_ecn() && self.sender.snd.backoff == 0 => {
+                SYN | ECE | CWR
+            }
             false => SYN,
         };
         let fields = SegmentFields {
             // Until our SYN is acknowledged, SND.UNA is its sequence number.
-            seq: self.tcb.snd_una,
-            ack: if answer { self.tcb.rcv_nxt } else { SeqNr(0) },
+            seq: self.sender.snd.una,
+            ack: if answer {
+                self.receiver.rcv.nxt
+            } else {
+                SeqNr(0)
+            },
             flags,
             window,
             ts: None,
@@ -358,16 +370,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         };
         let (n, mut meta) = self.path.template.meta(&fields);
         self.path.complete_meta(&self.tcb, cx, &mut meta);
-        meta.retransmission = self.tcb.backoff > 0;
+        meta.retransmission = self.sender.snd.backoff > 0;
         if !sink.send_frame(n, &meta, |out| self.path.template.build(out, &fields), []) {
             return Err(SinkFull);
         }
         // Start of the RTT measurement of the handshake.
         self.tcb.last_rx = cx.now.0;
         if answer {
-            self.tcb.on_ack_sent(self.tcb.rcv_nxt + u32::from(window));
+            let edge = self.receiver.rcv.nxt + u32::from(window);
+            self.receiver.on_ack_sent(edge);
         }
-        cx.shared.stats.syn_retrans += u64::from(self.tcb.backoff > 0);
+        cx.shared.stats.syn_retrans += u64::from(self.sender.snd.backoff > 0);
         cx.shared.stats.frames_out += 1;
         cx.shared.stats.out_segs += 1;
         Ok(())

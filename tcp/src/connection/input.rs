@@ -6,8 +6,8 @@ use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
-use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::SendFlags;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment};
 
 /// The action required of the stack after the connection has processed a segment.
@@ -24,18 +24,6 @@ pub(crate) enum SegmentVerdict {
 /// days (RFC 7323 section 5.5).
 const PAWS_VALID_NS: u64 = 24 * 86_400 * 1_000_000_000;
 
-/// Processes the window of an acceptable data segment when no data is in flight. Equivalent to
-/// [`Sender::process_ack`](crate::connection::sender::Sender::process_ack) in that case.
-#[inline]
-fn take_window(tcb: &mut Tcb, cx: &mut TcpContext<'_>, seg: &Segment) {
-    let emss = u32::from(tcb.emss);
-    let room = tcb.room();
-    tcb.update_send_window(seg);
-    if room < emss && tcb.room() >= emss {
-        cx.raise_event(tcb, Events::WRITABLE);
-    }
-}
-
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Header prediction, the fast path: the connection is established and the segment is the next
     /// in sequence, without anything unusual. Returns the buffer in all other cases.
@@ -46,24 +34,22 @@ impl<B: RecvBuf, R> Connection<B, R> {
         seg: &Segment,
         buffer: B,
     ) -> Result<(), B> {
-        let tcb = &mut self.tcb;
+        let (tcb, snd, rcv) = (&mut self.tcb, &self.sender.snd, &mut self.receiver.rcv);
         let len = buffer.remaining();
-        let ack = seg.ack.0.wrapping_sub(tcb.snd_una.0);
+        let ack = seg.ack.0.wrapping_sub(snd.una.0);
         if tcb.state != TcpState::Established
             || seg.flags & (FIN | SYN | RST | ACK | ECE | CWR) != ACK
             || seg.ce != tcb.has(ConnectionFlags::LAST_WAS_MARKED)
-            || seg.seq != tcb.rcv_nxt
+            || seg.seq != rcv.nxt
             || tcb.has(
-                ConnectionFlags::RECOVERING
-                    | ConnectionFlags::RELEASED
-                    | ConnectionFlags::FIN_SEEN
-                    | ConnectionFlags::UNREAD,
+                ConnectionFlags::RELEASED | ConnectionFlags::FIN_SEEN | ConnectionFlags::UNREAD,
             )
+            || snd.has(SendFlags::RECOVERING)
             || seg.has_ts != tcb.has(ConnectionFlags::TIMESTAMPS)
-            || (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0 && seg.has_ts
+            || (seg.ts_val.wrapping_sub(rcv.ts_recent) as i32) < 0 && seg.has_ts
             || seg.sacks != 0
-            || ack > tcb.flight()
-            || len as u32 > tcb.rcv_adv - tcb.rcv_nxt
+            || ack > snd.flight()
+            || len as u32 > rcv.adv - rcv.nxt
             || (len == 0 && ack == 0)
         {
             return Err(buffer);
@@ -81,15 +67,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.shared.stats.hp_hits += 1;
         tcb.last_rx = cx.now.0;
         tcb.probes = 0;
-        if seg.seq.le(tcb.last_ack_sent) {
-            tcb.ts_recent = if seg.has_ts {
+        if seg.seq.le(rcv.last_ack_sent) {
+            rcv.ts_recent = if seg.has_ts {
                 seg.ts_val
             } else {
-                tcb.ts_recent
+                rcv.ts_recent
             };
         }
-        if len > 0 && self.tcb.is_sender_idle() {
-            take_window(&mut self.tcb, cx, seg);
+        if len > 0 && snd.is_idle(tcb) {
+            if self.sender.take_window(tcb, seg) {
+                cx.raise_event(tcb, Events::WRITABLE);
+            }
         } else {
             self.sender
                 .process_ack(&mut self.tcb, &self.path, cx, seg, len);
@@ -117,7 +105,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         // SYN-ACK.
         if self.tcb.state == TcpState::SynReceived
             && seg.flags & (SYN | RST) == SYN
-            && seg.seq + 1 == self.tcb.rcv_nxt
+            && seg.seq + 1 == self.receiver.rcv.nxt
         {
             if seg.flags & ACK == 0 {
                 self.on_repeated_syn(cx, &seg);
@@ -165,26 +153,26 @@ impl<B: RecvBuf, R> Connection<B, R> {
         };
         tcb.probes = 0;
         if tcb.state == TcpState::SynReceived {
-            if seg.ack != tcb.snd_nxt {
+            if seg.ack != self.sender.snd.nxt {
                 return SegmentVerdict::Reset;
             }
             if let Some(verdict) = self.on_established(cx, &seg) {
                 return verdict;
             }
         }
-        let tcb = &mut self.tcb;
+        let (snd, rcv) = (&self.sender.snd, &mut self.receiver.rcv);
         // RFC 5961 section 5.2: an ACK of data that was never sent, or is far too old, is rejected.
-        if seg.ack.gt(tcb.snd_nxt) || seg.ack.lt(tcb.snd_una - tcb.max_snd_wnd) {
+        if seg.ack.gt(snd.nxt) || seg.ack.lt(snd.una - snd.max_wnd) {
             cx.shared.stats.bad_acks += 1;
             cx.send_challenge_ack(&mut self.tcb);
             return SegmentVerdict::Done;
         }
         // TS.Recent is updated only now that the ACK has been validated: a forged timestamp from
         // the future would make PAWS drop everything that follows.
-        if seg.has_ts && seg.seq.le(tcb.last_ack_sent) {
-            tcb.ts_recent = seg.ts_val;
+        if seg.has_ts && seg.seq.le(rcv.last_ack_sent) {
+            rcv.ts_recent = seg.ts_val;
         }
-        if seg.ack.ge(tcb.snd_una) {
+        if seg.ack.ge(snd.una) {
             self.sender
                 .process_ack(&mut self.tcb, &self.path, cx, &seg, buffer.remaining());
         } else if seg.sacks > 0 {
@@ -195,9 +183,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return verdict;
         }
         if len > 0 && self.tcb.has(ConnectionFlags::ECN) {
-            let is_dctcp = self.sender.congestion.is_dctcp();
-            self.receiver
-                .on_data_with_ecn(&mut self.tcb, &self.path, cx, &seg, is_dctcp);
+            self.on_data_with_ecn(cx, &seg);
         }
         if span > 0 {
             self.process_payload(cx, &seg, buffer)
@@ -216,14 +202,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.state != TcpState::TimeWait || seg.flags & (SYN | ACK | RST) != SYN {
             return false;
         }
-        let is_above = seg.seq.gt(tcb.rcv_nxt);
+        let rcv = &self.receiver.rcv;
+        let is_above = seg.seq.gt(rcv.nxt);
         if !seg.has_ts || !timestamps {
             return is_above;
         }
         if !tcb.has(ConnectionFlags::TIMESTAMPS) {
             return true;
         }
-        match seg.ts_val.wrapping_sub(tcb.ts_recent) as i32 {
+        match seg.ts_val.wrapping_sub(rcv.ts_recent) as i32 {
             0 => is_above,
             newer => newer > 0,
         }
@@ -251,10 +238,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return is_syn;
         }
         // PAWS (section 5.3).
-        let old = (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0;
+        let rcv = &self.receiver.rcv;
+        let old = (seg.ts_val.wrapping_sub(rcv.ts_recent) as i32) < 0;
         if old && cx.now.0.saturating_sub(tcb.last_rx) < PAWS_VALID_NS {
             cx.shared.stats.paws_drops += 1;
-            if span > 0 || cx.may_answer(&self.tcb, seg) {
+            if span > 0 || cx.may_answer(rcv, seg) {
                 cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             }
             return false;
@@ -268,26 +256,26 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// number is RCV.NXT. `span`: the segment's length in sequence space.
     #[inline]
     fn is_acceptable(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, span: u32) -> bool {
-        let tcb = &mut self.tcb;
-        let window = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
-        let right = tcb.rcv_nxt + window;
+        let rcv = &self.receiver.rcv;
+        let window = rcv.window();
+        let right = rcv.nxt + window;
         if span == 0 {
             let inside = if seg.flags & RST == 0 {
                 seg.seq.le(right)
             } else {
-                seg.seq.lt(right) || seg.seq == tcb.rcv_nxt
+                seg.seq.lt(right) || seg.seq == rcv.nxt
             };
-            inside && seg.seq.ge(tcb.last_ack_sent)
-        } else if window == 0 && seg.seq == tcb.rcv_nxt {
+            inside && seg.seq.ge(rcv.last_ack_sent)
+        } else if window == 0 && seg.seq == rcv.nxt {
             // Its data does not fit, but its ACK counts, and it may be a window probe, which must
             // be answered.
             cx.shared.stats.out_of_window += 1;
-            if cx.may_answer(&self.tcb, seg) {
+            if cx.may_answer(rcv, seg) {
                 cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             }
             true
         } else {
-            seg.seq.lt(right) && (seg.seq + span).gt(tcb.rcv_nxt)
+            seg.seq.lt(right) && (seg.seq + span).gt(rcv.nxt)
         }
     }
 
@@ -313,12 +301,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.state == TcpState::TimeWait && seg.flags & FIN != 0 {
             tcb.start_time_wait_timer(cx);
         }
-        let old = end.le(tcb.rcv_nxt) && tcb.rcv_nxt - seg.seq <= cx.shared.recv_window;
+        let rcv = &self.receiver.rcv;
+        let old = end.le(rcv.nxt) && rcv.nxt - seg.seq <= cx.shared.recv_window;
         // Retransmitted data means that our ACK was lost. Segments without data may come from two
         // stacks that correct each other in an endless loop, and a peer that has not proved that it
         // receives our segments may be a forged address: answers to those are rate-limited.
         let proven = self.tcb.state != TcpState::SynReceived;
-        if span > 0 && proven || cx.may_answer(&self.tcb, &seg) {
+        if span > 0 && proven || cx.may_answer(rcv, &seg) {
             cx.shared.stats.dup_bytes_in += u64::from(len);
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             // Reported by D-SACK (RFC 2883 section 4), unless it lies outside all our windows.
@@ -329,12 +318,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         // The ACK of an old segment is processed nevertheless: otherwise two ends whose windows
         // shrank would ignore each other forever. Its window and SACK blocks are ignored.
-        let tcb = &self.tcb;
+        let snd = &self.sender.snd;
         if old
             && seg.flags & (SYN | ACK) == ACK
-            && tcb.state != TcpState::SynReceived
-            && seg.ack.gt(tcb.snd_una)
-            && seg.ack.le(tcb.snd_nxt)
+            && proven
+            && seg.ack.gt(snd.una)
+            && seg.ack.le(snd.nxt)
         {
             seg.sacks = 0;
             self.sender
@@ -353,7 +342,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.state == TcpState::TimeWait {
             return SegmentVerdict::Done; // RFC 1337
         }
-        if seg.seq != self.tcb.rcv_nxt {
+        if seg.seq != self.receiver.rcv.nxt {
             cx.send_challenge_ack(&mut self.tcb);
             return SegmentVerdict::Done;
         }
@@ -372,7 +361,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// segment needs no further processing.
     fn on_fin_acknowledged(&mut self, cx: &mut TcpContext<'_>) -> Option<SegmentVerdict> {
         let tcb = &mut self.tcb;
-        if !tcb.has(ConnectionFlags::FIN_SENT) || tcb.snd_una != tcb.snd_nxt {
+        if !tcb.has(ConnectionFlags::FIN_SENT) || !self.sender.snd.is_all_acked() {
             return None;
         }
         match tcb.state {
@@ -417,7 +406,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.has(ConnectionFlags::RELEASED) && buffer.remaining() > 0 {
             // The connection has no owner to read this data: reset it (RFC 9293 section 3.6,
             // MAY-1).
-            self.path.schedule_reset(&mut self.tcb, cx);
+            self.schedule_reset(cx);
             self.enter_closed(cx);
             return SegmentVerdict::Done;
         }
@@ -435,7 +424,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Handles the peer's FIN once all data before it was received (section 3.10.7.4 eighth).
     fn on_fin(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
-        tcb.rcv_nxt += 1;
+        self.receiver.rcv.nxt += 1;
         tcb.flags |= ConnectionFlags::FIN_RECEIVED;
         cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
         cx.raise_event(tcb, Events::PEER_FIN);

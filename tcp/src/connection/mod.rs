@@ -1,6 +1,5 @@
 //! The state of one connection, in parts that own their fields, and its life cycle.
 
-pub(crate) mod ack;
 pub(crate) mod answers;
 pub(crate) mod closing_list;
 pub(crate) mod context;
@@ -12,9 +11,7 @@ pub(crate) mod listeners;
 pub(crate) mod multi_segments;
 pub(crate) mod orphan;
 pub(crate) mod output;
-pub(crate) mod paced_output;
 pub(crate) mod path;
-pub(crate) mod pure_acks;
 pub(crate) mod receiver;
 pub(crate) mod reset;
 pub(crate) mod sender;
@@ -23,6 +20,8 @@ pub(crate) mod stalled;
 #[cfg(test)]
 mod tests_without_stack;
 pub(crate) mod timers;
+
+use core::mem::offset_of;
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
@@ -35,28 +34,41 @@ use crate::connection::receiver::Receiver;
 use crate::connection::sender::Sender;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::SendVariables;
+use crate::tcb::timer::Timer;
 use crate::wire::flow_key::FlowKey;
 
 /// The listener id of connections that have none.
 pub(crate) const NO_LISTENER: u32 = u32::MAX;
 
-/// One connection: the variables that every segment touches, and its parts. A method that needs one
-/// part is a method of that part, which gets the [`Tcb`] as an argument; the methods here need
-/// several.
+/// One connection: its state, and its parts. A method that needs one part is a method of that part,
+/// which gets the [`Tcb`] as an argument; the methods here need several.
 ///
-/// The order of the parts decides which cache lines a segment touches: with data, the first line of
-/// `receiver` and those of the headers; an acknowledgement, those of the headers and of `sender`.
+/// The order of the parts decides which cache lines a segment touches. Every segment touches the second
+/// and the third ([`Self::HOT_BYTES`]): RCV.* (the last fields of `receiver`), `tcb`, and SND.* (the
+/// first fields of `sender`). A segment with data also touches the first line, the rest of `receiver`,
+/// and those of the headers; an acknowledgement those of the headers and the next ones of `sender`.
 #[repr(C, align(64))]
 pub(crate) struct Connection<B, R> {
-    pub tcb: Tcb,
     pub receiver: Receiver<B>,
+    pub tcb: Tcb,
+    pub sender: Sender<R>,
     pub generation: u32,
     /// The low half of the four-tuple's hash, needed for removal from the flow table.
     pub hash: u32,
     pub path: PathState,
     /// The listener of a passive open, else `NO_LISTENER`.
     pub listener: u32,
-    pub sender: Sender<R>,
+}
+
+impl<B, R> Connection<B, R> {
+    /// The part of a connection that every segment accesses: two cache lines.
+    pub(crate) const HOT_BYTES: usize = {
+        let first = offset_of!(Self, receiver) + offset_of!(Receiver<B>, rcv);
+        let end = offset_of!(Self, sender) + size_of::<SendVariables>();
+        assert!(first == 64 && end == 3 * 64, "two cache lines");
+        end - first
+    };
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
@@ -66,13 +78,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let headers = if key.is_v6() { 60 } else { 40 };
         let emss = config.mtu - headers - if config.timestamps { 12 } else { 0 };
         let mut conn = Connection {
-            tcb: Tcb::new(emss),
             receiver: Receiver::new(),
+            tcb: Tcb::new(emss),
+            sender: Sender::new(config.congestion, emss),
             generation: 0,
             hash: hash as u32,
             path: PathState::new(config, key),
             listener: NO_LISTENER,
-            sender: Sender::new(config.congestion, emss),
         };
         if shared.is_own_address(key.remote().ip()) {
             conn.tcb.flags |= ConnectionFlags::SELF_ADDRESSED;
@@ -94,7 +106,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     #[inline]
     pub(crate) fn prefetch_for(&self, data: bool) {
         B::prefetch(&raw const self.tcb);
-        B::prefetch(&raw const self.tcb.user);
+        B::prefetch(&raw const self.sender.snd);
         B::prefetch(&raw const self.receiver);
         B::prefetch(&raw const self.path.template);
         B::prefetch(&raw const self.path.neighbour_generation);
@@ -117,8 +129,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Prefetches the cache lines that the timers read.
     #[inline]
     pub(crate) fn prefetch_timers(&self) {
-        B::prefetch(&raw const self.tcb.flags);
-        B::prefetch(&raw const self.tcb.user);
+        B::prefetch(&raw const self.tcb);
+        B::prefetch(&raw const self.sender.snd);
         B::prefetch(&raw const self.receiver);
         B::prefetch(&raw const self.sender.send_buffer.sent);
     }
@@ -130,7 +142,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Frees the memory of empty queues and of a finished recovery on an idle connection.
     pub(crate) fn release_memory(&mut self) {
-        self.sender.release_memory(&self.tcb);
+        self.sender.release_memory();
         self.receiver.release_memory();
     }
 
@@ -145,19 +157,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         cx.stop_orphan_timer();
         self.tcb.state = TcpState::Closed;
-        self.tcb.flags &= !(ConnectionFlags::NEED_MASK | ConnectionFlags::RECOVERING);
+        self.tcb.flags &= !ConnectionFlags::NEED_MASK;
         self.tcb.stop_timer();
-        self.tcb.ack_at = 0;
-        self.tcb.pipe = 0;
-        self.tcb.unsent = 0;
+        self.receiver.ack_at = 0;
         self.receiver.resume_reading(&mut self.tcb, cx);
         self.receiver.out_of_order = None;
-        self.sender.recovery = None;
+        self.sender.discard_output();
         self.receiver.update_held_buffers(cx);
         cx.shared
             .listeners
             .leave_backlog(&mut self.tcb, self.listener);
-        cx.update_active_count(&mut self.tcb);
+        cx.update_active_count(&mut self.tcb, &self.sender.snd);
         if self.tcb.has(ConnectionFlags::IN_FLOW_TABLE) {
             self.tcb.flags &= !ConnectionFlags::IN_FLOW_TABLE;
             cx.shared
@@ -166,14 +176,35 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
+    /// Returns whether the headers have the current link-layer destination, after a lookup if needed.
+    /// If not, the connection waits for its neighbour and is scheduled again when the neighbour
+    /// answers.
+    #[inline]
+    pub(crate) fn ensure_resolved(&mut self, cx: &mut TcpContext<'_>) -> bool {
+        self.path.is_resolved(cx) || self.resolve_neighbour(cx)
+    }
+
+    #[cold]
+    fn resolve_neighbour(&mut self, cx: &mut TcpContext<'_>) -> bool {
+        let is_resolved = self.path.resolve_neighbour(&self.tcb, cx);
+        if is_resolved && self.tcb.is_timer(Timer::NeighbourResolution) {
+            // Segments sent from now on get the full retransmission timeout. The user timeout of the
+            // data that waited goes on: it counts from when the owner submitted that data (RFC 9293
+            // section 3.9.1.1).
+            self.tcb.stop_timer();
+            self.sender.snd.backoff = 0;
+        }
+        is_resolved
+    }
+
     /// Enters TIME-WAIT (RFC 9293 section 3.6).
     pub(crate) fn enter_time_wait(&mut self, cx: &mut TcpContext<'_>) {
         cx.stop_orphan_timer();
         self.tcb.state = TcpState::TimeWait;
-        self.tcb.backoff = 0;
+        self.sender.snd.backoff = 0;
         self.tcb.start_time_wait_timer(cx);
         cx.raise_event(&mut self.tcb, Events::CLOSED);
-        cx.update_active_count(&mut self.tcb);
+        cx.update_active_count(&mut self.tcb, &self.sender.snd);
         cx.shared.closing.push(Closing::TimeWait, cx.id.index);
     }
 }

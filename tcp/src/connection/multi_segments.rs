@@ -7,8 +7,9 @@ use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::config::TsoLimits;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
-use crate::queues::send_buffer::PUSH;
+use crate::queues::send_buffer::{PUSH, SegmentBudget};
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::SendFlags;
 use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::{HEADER_MAX, SegmentFields};
 
@@ -25,7 +26,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn send_tso(
         &mut self,
         cx: &mut TcpContext<'_>,
-        budget: (u32, u32, u32),
+        budget: &SegmentBudget,
         tso: &TsoLimits,
         sink: &mut impl FrameSink<R>,
     ) -> Result<u32, SinkFull> {
@@ -36,7 +37,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let Some((whole, count)) =
             self.sender
                 .send_buffer
-                .take_multi_segment(budget, tso, self.tcb.snd_nxt, cx.now.0)
+                .take_multi_segment(budget, tso, self.sender.snd.nxt, cx.now.0)
         else {
             return Ok(0);
         };
@@ -50,38 +51,37 @@ impl<B: RecvBuf, R> Connection<B, R> {
             cx.shared.stats.tso_frames += 1;
             cx.shared.tso_watch.on_sent(count);
         }
-        if self.tcb.has(ConnectionFlags::RECOVERING) {
+        if self.sender.snd.has(SendFlags::RECOVERING) {
             self.sender.send_buffer.split_multi_segments(before);
         } else {
-            self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
+            self.sender.snd.set(SendFlags::MULTI_SEGMENT);
         }
         self.on_new_segment_sent(cx, &whole);
-        let tcb = &mut self.tcb;
-        tcb.pipe += whole.len;
-        tcb.unsent -= whole.len;
-        tcb.forbid_splitting();
+        self.sender.snd.move_to_pipe(whole.len);
+        self.sender.snd.clear(SendFlags::MAY_SPLIT_RECORD);
         Ok(whole.len)
     }
 
-    /// Sends segments of `size` bytes, at most `usable` bytes in total, followed by a shorter one if
-    /// that fits. The caller has checked that the first fits. Returns the payload bytes sent, even if
+    /// Sends segments within `budget`, followed by a shorter one if that fits. The caller has checked that the first fits. Returns the payload bytes sent, even if
     /// the sink did not accept all segments.
     #[inline]
     pub(crate) fn send_gso(
         &mut self,
         cx: &mut TcpContext<'_>,
-        (emss, size, usable): (u32, u32, u32),
+        budget: &SegmentBudget,
         sink: &mut impl FrameSink<R>,
     ) -> (u32, Result<(), SinkFull>) {
-        let (field, edge) = self.receiver.receive_window(&self.tcb, cx);
+        let size = budget.size;
+        let srtt = self.sender.snd.rtt.srtt;
+        let offer = self.receiver.receive_window(&self.tcb, srtt, cx);
         let (cursor, before) = (
             self.sender.send_buffer.next_position(),
             self.sender.send_buffer.sent.len(),
         );
         let Some((mut whole, _)) = self.sender.send_buffer.take_multi_segment(
-            (emss, size, usable),
+            budget,
             &LIMIT,
-            self.tcb.snd_nxt,
+            self.sender.snd.nxt,
             cx.now.0,
         ) else {
             return (0, Ok(()));
@@ -95,10 +95,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         };
         let mut fields = SegmentFields {
             seq: whole.seq,
-            ack: tcb.rcv_nxt,
+            ack: self.receiver.rcv.nxt,
             flags,
-            window: field,
-            ts: self.path.timestamps(tcb, cx.now),
+            window: offer.field,
+            ts: self.path.timestamps(tcb, &self.receiver.rcv, cx.now),
             options: &[],
             payload: size,
             ect: ecn && cx.may_send_ect(),
@@ -149,17 +149,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
             whole = *segment;
             self.sender.send_buffer.rewind_to(at);
         }
-        if self.tcb.has(ConnectionFlags::RECOVERING) {
+        if self.sender.snd.has(SendFlags::RECOVERING) {
             self.sender.send_buffer.split_multi_segments(before);
         } else if whole.mss != 0 {
-            self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
+            self.sender.snd.set(SendFlags::MULTI_SEGMENT);
         }
         self.on_new_segment_sent(cx, &whole);
-        let tcb = &mut self.tcb;
-        tcb.pipe += bytes;
-        tcb.unsent -= bytes;
-        tcb.forbid_splitting();
-        self.tcb.on_ack_sent(edge);
+        self.sender.snd.move_to_pipe(bytes);
+        self.sender.snd.clear(SendFlags::MAY_SPLIT_RECORD);
+        self.receiver.on_ack_sent(offer.edge);
         if !self.receiver.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }

@@ -2,16 +2,19 @@
 //! order.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, SinkFull};
+use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::retransmissions::RetransmissionCause;
 use crate::base::state::TcpState;
 use crate::congestion::RecoveryPhase;
+use crate::congestion::pacing::PacingCredit;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
+use crate::connection::receiver::pure_acks::OtherParts;
 use crate::connection::sender::Sender;
-use crate::queues::send_buffer::{self, InFlightSegment, RETX, SUPER_SEGMENT, SegmentPlan};
-use crate::tcb::Tcb;
+use crate::connection::sender::new_segments::NextSegment;
+use crate::queues::send_buffer::{self, InFlightSegment, RETX, SUPER_SEGMENT, SegmentBudget};
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::SendFlags;
 use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH};
 use crate::wire::template::SegmentFields;
@@ -21,24 +24,6 @@ use crate::wire::template::SegmentFields;
 const MAX_PADDING: u32 = 3;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Returns the length of a segment's headers and the metadata for the sink.
-    ///
-    /// Inlined so that each caller has the fields in registers: a struct that is copied right after
-    /// it was stored field by field waits for the stores.
-    #[inline(always)]
-    fn segment_meta(
-        &self,
-        cx: &mut TcpContext<'_>,
-        fields: &SegmentFields<'_>,
-        (again, mss): (bool, u16),
-    ) -> (usize, FrameMeta) {
-        let (len, mut meta) = self.path.template.meta(fields);
-        self.path.complete_meta(&self.tcb, cx, &mut meta);
-        meta.retransmission = again;
-        meta.tso_segsz = mss;
-        (len, meta)
-    }
-
     /// Sends one segment with data, a FIN or both. `again`: it is a retransmission.
     #[inline]
     pub(crate) fn emit_segment(
@@ -48,8 +33,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         again: bool,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        let (window, edge) = self.receiver.receive_window(&self.tcb, cx);
-        let tcb = &self.tcb;
+        let srtt = self.sender.snd.rtt.srtt;
+        let offer = self.receiver.receive_window(&self.tcb, srtt, cx);
+        let (tcb, snd) = (&self.tcb, &self.sender.snd);
         let mut flags = ACK;
         if segment.flags & send_buffer::PUSH != 0 {
             flags |= PSH;
@@ -66,25 +52,30 @@ impl<B: RecvBuf, R> Connection<B, R> {
             } else {
                 0
             };
-            flags |= if ect && tcb.has(ConnectionFlags::SEND_CWR) {
+            flags |= if ect && snd.has(SendFlags::SEND_CWR) {
                 CWR
             } else {
                 0
             };
         }
-        let ts = self.path.timestamps(tcb, cx.now);
+        let ts = self.path.timestamps(tcb, &self.receiver.rcv, cx.now);
         let fields = SegmentFields {
             seq: segment.seq,
-            ack: tcb.rcv_nxt,
+            ack: self.receiver.rcv.nxt,
             flags,
-            window,
+            window: offer.field,
             ts,
             options: &[],
             payload: segment.len,
             ect,
             tso: segment.mss != 0,
         };
-        let (len, meta) = self.segment_meta(cx, &fields, (again, segment.mss));
+        // Completed here, with the fields in registers: a struct that is copied right after it was
+        // stored field by field waits for the stores.
+        let (len, mut meta) = self.path.template.meta(&fields);
+        self.path.complete_meta(&self.tcb, cx, &mut meta);
+        meta.retransmission = again;
+        meta.tso_segsz = segment.mss;
         let fill = |out: &mut [u8]| self.path.template.build(out, &fields);
         let payload =
             self.sender
@@ -93,12 +84,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Err(SinkFull);
         }
         if ect {
-            self.tcb.flags &= !ConnectionFlags::SEND_CWR;
+            self.sender.snd.clear(SendFlags::SEND_CWR);
         }
-        if !self.tcb.has(ConnectionFlags::ANSWERS) {
-            cx.notice_answer(&mut self.tcb);
+        if !self.tcb.has(ConnectionFlags::ANSWERS) && self.receiver.answers_at_once(&self.tcb, cx) {
+            self.tcb.flags |= ConnectionFlags::ANSWERS;
         }
-        self.tcb.on_ack_sent(edge);
+        self.receiver.on_ack_sent(offer.edge);
         if !self.receiver.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }
@@ -115,20 +106,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
         let fin = self.tcb.is_fin_pending();
-        let lost = self.tcb.has(ConnectionFlags::RECOVERING)
-            && self
-                .sender
-                .recovery
-                .as_ref()
-                .is_some_and(|recovery| recovery.lost > 0);
-        let data = self.tcb.can_send_data() && (self.tcb.unsent > 0 || fin || lost);
-        if !data
-            && !self.tcb.has(ConnectionFlags::NEED_MASK)
-            && !self.receiver.window_update_due(&self.tcb, cx)
-        {
+        let lost = self.sender.has_lost_segments();
+        let data = self.tcb.can_send_data() && (self.sender.snd.unsent > 0 || fin || lost);
+        if !data && !self.tcb.has(ConnectionFlags::NEED_MASK) && !self.is_window_update_due(cx) {
             return Ok(());
         }
-        if !self.path.ensure_resolved(&mut self.tcb, cx) {
+        if !self.ensure_resolved(cx) {
             self.wait_for_neighbour(cx);
             return Ok(());
         }
@@ -155,9 +138,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             // A segment below the peer's window makes the peer answer with its ACK and window (RFC
             // 9293 section 3.8.4), without any payload.
-            let seq = self.tcb.snd_una - 1;
+            let seq = self.sender.snd.una - 1;
+            let parts = OtherParts {
+                tcb: &self.tcb,
+                snd: &self.sender.snd,
+                path: &self.path,
+            };
             self.receiver
-                .emit_without_payload(&mut self.tcb, &self.path, cx, seq, 0, sink)?;
+                .emit_without_payload(&parts, cx, seq, 0, sink)?;
             // Without the persist timer it tests a path that may drop full segments.
             if self.tcb.has(ConnectionFlags::NEED_PROBE) && self.tcb.is_timer(Timer::Persist) {
                 cx.count_window_probe();
@@ -166,12 +154,41 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 u64::from(self.tcb.has(ConnectionFlags::NEED_KEEPALIVE));
             self.tcb.flags &= !(ConnectionFlags::NEED_PROBE | ConnectionFlags::NEED_KEEPALIVE);
         }
-        if self.tcb.has(ConnectionFlags::NEED_ACK) || self.receiver.window_update_due(&self.tcb, cx)
-        {
-            self.receiver
-                .send_acks(&mut self.tcb, &self.path, cx, sink)?;
+        if self.tcb.has(ConnectionFlags::NEED_ACK) || self.is_window_update_due(cx) {
+            self.send_acks(cx, sink)?;
         }
         Ok(())
+    }
+
+    /// Returns whether the receive window grew enough to justify a pure ACK.
+    fn is_window_update_due(&self, cx: &mut TcpContext<'_>) -> bool {
+        let srtt = self.sender.snd.rtt.srtt;
+        self.receiver.window_update_due(&self.tcb, srtt, cx)
+    }
+
+    /// Sends the ACK that is due, and further ones if there is more to report.
+    #[inline]
+    fn send_acks(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let parts = OtherParts {
+            tcb: &self.tcb,
+            snd: &self.sender.snd,
+            path: &self.path,
+        };
+        let first = self.receiver.send_first_ack(&parts, cx, sink)?;
+        self.tcb.flags &= !ConnectionFlags::NEED_ACK;
+        if self.receiver.out_of_order.is_none() {
+            return Ok(());
+        }
+        let parts = OtherParts {
+            tcb: &self.tcb,
+            snd: &self.sender.snd,
+            path: &self.path,
+        };
+        self.receiver.send_further_acks(&parts, cx, &first, sink)
     }
 
     /// Sends data only, for `Stack::flush`; a due ACK is piggybacked.
@@ -197,13 +214,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        if self.tcb.has(ConnectionFlags::RECOVERING)
-            && self
-                .sender
-                .recovery
-                .as_ref()
-                .is_some_and(|recovery| recovery.lost > 0)
-        {
+        if self.sender.has_lost_segments() {
             self.retransmit_lost(cx, sink)?;
         }
         self.send_new_segments(cx, sink)
@@ -221,7 +232,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let mut result = Ok(());
         while let Some(index) = recovery.next_lost(&self.sender.send_buffer) {
             let segment = self.sender.send_buffer.sent[index];
-            if self.tcb.pipe > 0 && self.tcb.pipe + segment.len > self.tcb.window.cwnd() {
+            let snd = &self.sender.snd;
+            if snd.pipe > 0 && snd.pipe + segment.len > snd.window.cwnd() {
                 break;
             }
             if self.emit_segment(cx, &segment, true, sink).is_err() {
@@ -232,8 +244,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 let is_again = segment.flags & RETX != 0;
                 cx.shared.on_super_segment_lost(is_again, cx.now);
             }
-            recovery.on_retransmitted(&mut self.tcb, &mut self.sender.send_buffer, index, cx.now.0);
-            cx.count_retransmission(match self.tcb.phase {
+            let (snd, queue) = (&mut self.sender.snd, &mut self.sender.send_buffer);
+            recovery.on_retransmitted(snd, queue, index, cx.now.0);
+            cx.count_retransmission(match self.sender.snd.phase {
                 RecoveryPhase::Loss => RetransmissionCause::Timeout,
                 _ => RetransmissionCause::Fast,
             });
@@ -241,10 +254,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // that an ACK reported in time.
             if self.tcb.timer().is_none()
                 || (index == 0
-                    && self.tcb.phase == RecoveryPhase::Recovery
+                    && self.sender.snd.phase == RecoveryPhase::Recovery
                     && !self.tcb.is_timer(Timer::Reordering))
             {
-                self.tcb.restart_retransmission_timer(cx);
+                self.tcb.restart_retransmission_timer(&self.sender.snd, cx);
             }
         }
         self.sender.recovery = Some(recovery);
@@ -257,29 +270,42 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        if self.tcb.flight() == 0 && self.tcb.unsent > 0 {
-            self.sender.validate_window(&mut self.tcb, cx);
+        let snd = &self.sender.snd;
+        if snd.is_all_acked() && snd.unsent > 0 {
+            self.sender.validate_window(self.tcb.emss, cx);
         }
         let emss = u32::from(self.tcb.emss);
         let mut sent = 0;
         let mut result = Ok(());
-        let credit = self.sender.pacing_credit(&mut self.tcb, cx);
-        while self.tcb.unsent > 0 && sent < credit {
-            let Some((plan, usable)) = self.sender.plan_new_segment(&mut self.tcb, cx, emss) else {
-                break;
+        let credit = self.pacing_credit(cx);
+        while self.sender.snd.unsent > 0 && sent < credit {
+            let (plan, usable) = match self.sender.plan_new_segment(emss) {
+                NextSegment::Ready { plan, usable } => (plan, usable),
+                NextSegment::Wait => break,
+                NextSegment::ProbeWindow => {
+                    if !self.tcb.is_timer(Timer::Persist) {
+                        self.tcb.start_persist_timer(&self.sender.snd, cx);
+                    }
+                    break;
+                }
             };
             let size = plan.len;
             if size + MAX_PADDING >= emss
                 && size <= usable
-                && !self.tcb.has(ConnectionFlags::SEND_CWR)
+                && !self.sender.snd.has(SendFlags::SEND_CWR)
             {
                 let most = if credit == u32::MAX {
                     usable
                 } else {
                     usable.min(((credit - sent) / size).max(1) * size)
                 };
+                let budget = SegmentBudget {
+                    emss,
+                    size,
+                    usable: most,
+                };
                 if let Some(tso) = cx.shared.config.tso {
-                    match self.send_tso(cx, (emss, size, most), &tso, sink) {
+                    match self.send_tso(cx, &budget, &tso, sink) {
                         // A part of a record, for a small window, is sent below.
                         Ok(0) => {}
                         Ok(n) => {
@@ -291,12 +317,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
                             break;
                         }
                     }
-                } else if most.min(self.tcb.unsent) >= 2 * size
+                } else if most.min(self.sender.snd.unsent) >= 2 * size
                     && !self.tcb.has(ConnectionFlags::FIN_QUEUED)
                 {
                     // Not if the last segment will carry a FIN.
                     let n;
-                    (n, result) = self.send_gso(cx, (emss, size, most), sink);
+                    (n, result) = self.send_gso(cx, &budget, sink);
                     sent += n;
                     if result.is_err() {
                         break;
@@ -304,34 +330,64 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     continue;
                 }
             }
-            let tcb = &mut self.tcb;
-            let fin = tcb.unsent == plan.len && tcb.is_fin_pending();
-            let segment = self
-                .sender
-                .send_buffer
-                .make_segment(&plan, tcb.snd_nxt, fin, cx.now.0);
+            let Sender {
+                snd, send_buffer, ..
+            } = &self.sender;
+            let fin = snd.unsent == plan.len && self.tcb.is_fin_pending();
+            let segment = send_buffer.make_segment(&plan, snd.nxt, fin, cx.now.0);
             if let Err(error) = self.emit_new_segment(cx, &segment, sink) {
                 result = Err(error);
                 break;
             }
             self.sender.send_buffer.commit_plan(&plan);
-            let tcb = &mut self.tcb;
-            tcb.pipe += plan.len;
-            tcb.unsent -= plan.len;
-            tcb.forbid_splitting();
+            self.sender.snd.move_to_pipe(plan.len);
+            self.sender.snd.clear(SendFlags::MAY_SPLIT_RECORD);
             sent += plan.len;
         }
-        let tcb = &self.tcb;
-        if result.is_ok() && tcb.unsent == 0 && tcb.is_fin_pending() {
-            let segment = self.sender.send_buffer.make_fin(tcb.snd_nxt, cx.now.0);
+        let Sender {
+            snd, send_buffer, ..
+        } = &self.sender;
+        if result.is_ok() && snd.unsent == 0 && self.tcb.is_fin_pending() {
+            let segment = send_buffer.make_fin(snd.nxt, cx.now.0);
             result = self.emit_new_segment(cx, &segment, sink);
         }
-        self.sender.congestion.on_sent(self.tcb.pipe);
+        self.sender.congestion.on_sent(self.sender.snd.pipe);
         if sent > 0 {
-            self.sender
-                .on_new_data_sent(&mut self.tcb, cx, sent, credit != u32::MAX);
+            self.on_new_data_sent(cx, sent, credit != u32::MAX);
         }
         result
+    }
+
+    /// Returns how many bytes of new segments the pacer allows now; `u32::MAX` if the connection is not
+    /// paced. Starts the pacing timer if data has to wait.
+    #[inline]
+    fn pacing_credit(&mut self, cx: &mut TcpContext<'_>) -> u32 {
+        match self.sender.pacing_credit(self.tcb.emss, cx) {
+            PacingCredit::Unlimited => u32::MAX,
+            PacingCredit::Bytes(bytes) => bytes,
+            PacingCredit::NotBefore(at) => {
+                cx.schedule_timer(&mut self.tcb, at);
+                0
+            }
+        }
+    }
+
+    /// Accounts for new segments with `sent` bytes of payload: charges the pacer (if `is_paced`) and the
+    /// recovery, and restarts the timer of the tail loss probe.
+    #[inline]
+    fn on_new_data_sent(&mut self, cx: &mut TcpContext<'_>, sent: u32, is_paced: bool) {
+        if is_paced {
+            self.sender.on_paced_output(sent);
+            // Starts the pacing timer when the credit is used up.
+            self.pacing_credit(cx);
+        }
+        if self.tcb.is_timer(Timer::TailLossProbe)
+            && let Some(oldest) = self.sender.send_buffer.sent.front()
+        {
+            self.tcb
+                .extend_probe_timeout(&self.sender.snd, cx, oldest.at);
+        }
+        self.sender.charge_recovery(sent);
     }
 
     /// Handles the probe timeout (RFC 8985 section 7.3): sends a new segment regardless of the
@@ -343,42 +399,33 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        let tcb = &self.tcb;
-        if tcb.has(ConnectionFlags::RECOVERING) || !tcb.can_send_data() {
+        if self.sender.snd.has(SendFlags::RECOVERING) || !self.tcb.can_send_data() {
             return Ok(()); // an ACK arrived since the timer fired
         }
-        self.sender.start_recovery(&mut self.tcb);
-        let tcb = &self.tcb;
-        let Some(last) = self.sender.send_buffer.sent.back().copied() else {
+        self.sender.start_recovery();
+        let Sender {
+            snd, send_buffer, ..
+        } = &self.sender;
+        let Some(last) = send_buffer.sent.back().copied() else {
             return Ok(());
         };
-        let window = tcb.snd_wnd.saturating_sub(tcb.flight());
-        let plan = self
-            .sender
-            .send_buffer
-            .plan_segment(u32::from(tcb.emss), window)
+        let window = snd.wnd.saturating_sub(snd.flight());
+        let plan = send_buffer
+            .plan_segment(u32::from(self.tcb.emss), window)
             .filter(|plan| plan.len <= window);
         let again = plan.is_none();
         if let Some(plan) = plan {
-            let segment = self
-                .sender
-                .send_buffer
-                .make_segment(&plan, tcb.snd_nxt, false, cx.now.0);
+            let segment = send_buffer.make_segment(&plan, snd.nxt, false, cx.now.0);
             self.emit_new_segment(cx, &segment, sink)?;
             self.sender.send_buffer.commit_plan(&plan);
-            self.tcb.pipe += plan.len;
-            self.tcb.unsent -= plan.len;
+            self.sender.snd.move_to_pipe(plan.len);
         } else {
             self.emit_segment(cx, &last, true, sink)?;
             cx.count_retransmission(RetransmissionCause::TailProbe);
         }
         cx.shared.stats.tlp_probes += 1;
-        if let Some(recovery) = &mut self.sender.recovery {
-            let is_answered = self.sender.congestion.is_tail_answered(self.tcb.snd_nxt);
-            let queue = &mut self.sender.send_buffer;
-            recovery.on_probe_sent(&mut self.tcb, queue, (again, is_answered), cx.now.0);
-        }
-        self.tcb.restart_retransmission_timer(cx);
+        self.sender.on_probe_sent(again, cx.now);
+        self.tcb.restart_retransmission_timer(&self.sender.snd, cx);
         Ok(())
     }
 
@@ -402,122 +449,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         segment: &InFlightSegment,
     ) {
-        let tcb = &mut self.tcb;
-        tcb.snd_nxt = segment.end_seq();
+        let (tcb, snd) = (&mut self.tcb, &mut self.sender.snd);
+        snd.nxt = segment.end_seq();
         if segment.flags & send_buffer::FIN != 0 {
             tcb.flags |= ConnectionFlags::FIN_SENT;
         }
         if tcb.is_timer(Timer::Persist) {
-            tcb.backoff = 0;
+            snd.backoff = 0;
             tcb.stop_timer();
         }
         if tcb.timer().is_none() {
-            tcb.restart_retransmission_timer(cx);
-        }
-    }
-}
-
-impl<R> Sender<R> {
-    /// Returns the pieces of the `len` bytes from a position of the send buffer on. `user`: the user
-    /// value of the connection.
-    #[inline]
-    pub(crate) fn payload(
-        &self,
-        user: u64,
-        from: (u32, u32),
-        len: u32,
-    ) -> impl Iterator<Item = PayloadPiece<'_, R>> {
-        let pieces = self.send_buffer.pieces(from, len);
-        pieces.map(move |(record, offset, len)| PayloadPiece::Record {
-            user,
-            record,
-            offset,
-            len,
-        })
-    }
-
-    /// Plans the next new segment. Returns it together with the number of bytes that the peer's
-    /// window and the congestion window still allow, or `None` if nothing may be sent now.
-    #[inline]
-    fn plan_new_segment(
-        &self,
-        tcb: &mut Tcb,
-        cx: &mut TcpContext<'_>,
-        emss: u32,
-    ) -> Option<(SegmentPlan, u32)> {
-        let window = tcb.snd_wnd.saturating_sub(tcb.flight());
-        // Limited transmit (RFC 3042): one segment for each of the first two duplicate ACKs, which
-        // are counted only without SACK.
-        let limited = if tcb.phase == RecoveryPhase::Open {
-            u32::from(tcb.dup_acks.min(2))
-        } else {
-            0
-        };
-        let usable = window.min((tcb.window.cwnd() + limited * emss).saturating_sub(tcb.pipe));
-        let mut plan = self.send_buffer.plan_segment(emss, usable)?;
-        if plan.len > window {
-            if tcb.flight() > 0 {
-                return None; // the ACK of the data in flight opens the window
-            }
-            // Sender's silly window avoidance (RFC 9293 section 3.8.6.2.1): a part of a record is
-            // sent if it is half of the largest window seen, or if waiting did not help.
-            if window > 0
-                && (window >= tcb.max_snd_wnd / 2 || tcb.has(ConnectionFlags::MAY_SPLIT_RECORD))
-            {
-                plan = self
-                    .send_buffer
-                    .plan_part(window.min(plan.len - 1).min(tcb.window.cwnd().max(1)));
-            } else {
-                // Nothing is in flight, and the peer's window is too small for the next record: the
-                // window is probed (RFC 9293 section 3.8.6.1).
-                if !tcb.is_timer(Timer::Persist) {
-                    tcb.start_persist_timer(cx);
-                }
-                return None;
-            }
-        } else if plan.len > usable && tcb.pipe > 0 {
-            return None;
-        }
-        Some((plan, usable))
-    }
-
-    /// Accounts for new segments with `sent` bytes of payload: charges pacing (if the connection is
-    /// paced) and the recovery, and restarts the timer of the tail loss probe.
-    #[inline]
-    fn on_new_data_sent(
-        &mut self,
-        tcb: &mut Tcb,
-        cx: &mut TcpContext<'_>,
-        sent: u32,
-        is_paced: bool,
-    ) {
-        if is_paced {
-            self.on_paced_output(tcb, cx, sent);
-        }
-        if tcb.is_timer(Timer::TailLossProbe)
-            && let Some(oldest) = self.send_buffer.sent.front()
-        {
-            tcb.extend_probe_timeout(cx, oldest.at);
-        }
-        if tcb.phase == RecoveryPhase::Recovery
-            && let Some(recovery) = &mut self.recovery
-        {
-            recovery.reduction.on_sent(sent);
-        }
-    }
-
-    /// Checks, before new segments are sent after a pause, whether the congestion window has gone
-    /// unused for too long to be valid (RFC 7661).
-    #[inline]
-    fn validate_window(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
-        if self.congestion.has_rested(cx.now.0) && tcb.phase == RecoveryPhase::Open {
-            let initial = cx.shared.initial_window(tcb);
-            let flight = tcb.flight_state();
-            let reduced = self
-                .congestion
-                .on_rest(&mut tcb.window, &flight, initial, cx.now.0);
-            cx.shared.stats.idle_restarts += u64::from(reduced);
-            tcb.forget_pacing();
+            tcb.restart_retransmission_timer(snd, cx);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::connection::context::TcpContext;
 use crate::link::neighbours::NeighbourLookup;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
-use crate::tcb::timer::Timer;
+use crate::tcb::receive_variables::ReceiveVariables;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::template::{SegmentFields, Template};
 
@@ -51,9 +51,14 @@ impl PathState {
 
     /// Returns the value and the echo of a segment's timestamps (RFC 7323), if agreed.
     #[inline(always)]
-    pub(crate) fn timestamps(&self, tcb: &Tcb, now: Instant) -> Option<(u32, u32)> {
+    pub(crate) fn timestamps(
+        &self,
+        tcb: &Tcb,
+        rcv: &ReceiveVariables,
+        now: Instant,
+    ) -> Option<(u32, u32)> {
         tcb.has(ConnectionFlags::TIMESTAMPS)
-            .then(|| (timestamp_at(now, self.timestamp_offset), tcb.ts_recent))
+            .then(|| (timestamp_at(now, self.timestamp_offset), rcv.ts_recent))
     }
 
     /// Completes the metadata of a frame for the sink.
@@ -75,17 +80,16 @@ impl PathState {
         self.neighbour_generation = FROM_FRAME;
     }
 
-    /// Returns whether the template has the current link-layer destination, after a lookup if
-    /// needed. If not, the connection waits for its neighbour and is scheduled again when the
-    /// neighbour answers.
+    /// Returns whether the template has the current link-layer destination.
     #[inline]
-    pub(crate) fn ensure_resolved(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) -> bool {
+    pub(crate) fn is_resolved(&self, cx: &TcpContext<'_>) -> bool {
         self.neighbour_generation == cx.shared.neighbours.generation
-            || self.resolve_neighbour(tcb, cx)
     }
 
+    /// Looks the link-layer destination up. Returns `false` if the connection has to wait for its
+    /// neighbour; it is scheduled again when the neighbour answers.
     #[cold]
-    fn resolve_neighbour(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) -> bool {
+    pub(crate) fn resolve_neighbour(&mut self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> bool {
         if tcb.has(ConnectionFlags::SELF_ADDRESSED) {
             self.template.set_destination(cx.shared.config.mac);
         } else {
@@ -106,13 +110,6 @@ impl PathState {
             }
         }
         self.neighbour_generation = cx.shared.neighbours.generation;
-        if tcb.is_timer(Timer::NeighbourResolution) {
-            // Segments sent from now on get the full retransmission timeout. The user timeout of the
-            // data that waited goes on: it counts from when the owner submitted that data (RFC 9293
-            // section 3.9.1.1).
-            tcb.stop_timer();
-            tcb.backoff = 0;
-        }
         true
     }
 

@@ -1,5 +1,8 @@
-//! The receive side of a connection: received segments in order and out of order, the buffers that
-//! they hold, and the receive window: its advertised edge, and its growth on long paths.
+//! The receive side of a connection: RCV.*, received segments in order and out of order, the buffers
+//! that they hold, and the receive window: its advertised edge, and its growth on long paths. The ACKs
+//! that report it are in [`pure_acks`].
+
+pub(crate) mod pure_acks;
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
@@ -9,6 +12,7 @@ use crate::queues::out_of_order_queue::OutOfOrderQueue;
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::receive_variables::ReceiveVariables;
 use crate::wire::segment::{FIN, PSH, Segment};
 
 /// The round trip in ns from which a path is long: the initial window suffices for shorter ones, and
@@ -32,16 +36,30 @@ pub(crate) struct Delivery {
     pub push: bool,
 }
 
-/// The receive side of one connection. RCV.NXT and the window are in its [`Tcb`].
+/// The receive window to advertise.
+#[derive(Clone, Copy)]
+pub(crate) struct WindowOffer {
+    /// The value of the field.
+    pub field: u16,
+    /// The right edge that it implies.
+    pub edge: SeqNr,
+}
+
+/// The receive side of one connection.
+///
+/// The variables that every segment accesses come last: the [`Tcb`] follows them in the connection.
 #[repr(C)]
 pub(crate) struct Receiver<B> {
     pub receive_queue: ReceiveQueue<B>,
     pub out_of_order: Option<Box<OutOfOrderQueue<B>>>,
-    /// Sequence number of the peer's FIN once it has been seen (`FIN_SEEN`), in order or not.
-    pub fin_at: SeqNr,
+    /// When the delayed ACK is due, in ns; 0: none is pending.
+    pub ack_at: u64,
     /// The number of received buffers of this connection, including out-of-order ones, that are
     /// counted in the total of the stack.
     pub counted_buffers: u32,
+    /// Segments received since our last ACK.
+    pub unacked_segs: u8,
+    pub rcv: ReceiveVariables,
 }
 
 impl<B: RecvBuf> Receiver<B> {
@@ -50,17 +68,46 @@ impl<B: RecvBuf> Receiver<B> {
         Receiver {
             receive_queue: ReceiveQueue::new(),
             out_of_order: None,
-            fin_at: SeqNr(0),
+            ack_at: 0,
             counted_buffers: 0,
+            unacked_segs: 0,
+            rcv: ReceiveVariables::new(),
         }
     }
 
-    /// Returns the largest receive window that the configuration, the free buffers and the agreed
-    /// window scaling allow.
+    /// Records that a frame with an ACK was sent: `edge`, the right edge of the advertised window,
+    /// must be honoured from now on, and no other ACK is due.
     #[inline]
-    fn window_limit(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> u32 {
+    pub(crate) fn on_ack_sent(&mut self, edge: SeqNr) {
+        self.rcv.adv = self.rcv.adv.max(edge);
+        self.rcv.last_ack_sent = self.rcv.nxt;
+        self.unacked_segs = 0;
+        self.ack_at = 0;
+    }
+
+    /// Delays the ACK of a message until the owner replies. Not by the timer wheel: most waits end
+    /// after a microsecond.
+    #[inline]
+    fn await_answer(&mut self, cx: &mut TcpContext<'_>) {
+        self.ack_at = cx.now.0 + cx.shared.answer_wait;
+        let awaited = (cx.id.index, self.ack_at);
+        cx.shared.awaited_answers.push_back(awaited);
+    }
+
+    /// Returns whether data that is sent now follows a segment of the peer so soon that an ACK sent in
+    /// between could have been piggybacked: the next ACKs wait for data.
+    #[inline]
+    pub(crate) fn answers_at_once(&self, tcb: &Tcb, cx: &TcpContext<'_>) -> bool {
+        let since = cx.now.0.saturating_sub(tcb.last_rx);
+        self.rcv.last_ack_sent == self.rcv.nxt && since < cx.shared.answer_wait
+    }
+
+    /// Returns the largest receive window that the configuration, the free buffers and the agreed
+    /// window scaling allow. `srtt`: the smoothed round trip in ns.
+    #[inline]
+    fn window_limit(&self, tcb: &Tcb, srtt: u64, cx: &mut TcpContext<'_>) -> u32 {
         let shared = &*cx.shared;
-        let limit = if tcb.rtt.srtt >= LONG_PATH {
+        let limit = if srtt >= LONG_PATH {
             self.tuned_window_limit(tcb, cx)
         } else {
             shared.recv_window
@@ -84,17 +131,17 @@ impl<B: RecvBuf> Receiver<B> {
     }
 
     /// Measures how much the owner has read in a round trip, and doubles the window if that is half
-    /// of it or more: the window limits the peer, or will soon.
+    /// of it or more: the window limits the peer, or will soon. `srtt`: the smoothed round trip in ns.
     #[cold]
-    pub(crate) fn tune_window(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) {
-        let limit = u64::from(self.window_limit(tcb, cx));
+    pub(crate) fn tune_window(&self, tcb: &Tcb, srtt: u64, cx: &mut TcpContext<'_>) {
+        let limit = u64::from(self.window_limit(tcb, srtt, cx));
         let (initial, largest) = (cx.shared.recv_window, cx.shared.recv_window_max);
-        let read = tcb.rcv_nxt - self.receive_queue.len_bytes() as u32;
+        let read = self.rcv.nxt - self.receive_queue.len_bytes() as u32;
         let position = (read.0 >> POSITION_SHIFT) as u16;
         let tick = (cx.now.0 >> TICK_SHIFT) as u16;
         let fields = cx.shared.side_table.fields_of(cx.id.index);
         let elapsed = u64::from(tick.wrapping_sub(fields.round_tick));
-        let round_trip = (tcb.rtt.srtt >> TICK_SHIFT).max(1);
+        let round_trip = (srtt >> TICK_SHIFT).max(1);
         if elapsed < round_trip {
             return;
         }
@@ -109,19 +156,24 @@ impl<B: RecvBuf> Receiver<B> {
         }
     }
 
-    /// Returns the receive window to advertise: the value of the field and the right edge that it
-    /// implies. The edge never moves left (RFC 9293 section 3.8.6.2.1), and moves right only by
-    /// useful amounts (silly window avoidance, section 3.8.6.2.2).
+    /// Returns the receive window to advertise. The edge never moves left (RFC 9293 section
+    /// 3.8.6.2.1), and moves right only by useful amounts (silly window avoidance, section 3.8.6.2.2).
+    /// `srtt`: the smoothed round trip in ns.
     #[inline]
-    pub(crate) fn receive_window(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> (u16, SeqNr) {
-        self.window_within(tcb, self.window_limit(tcb, cx))
+    pub(crate) fn receive_window(
+        &self,
+        tcb: &Tcb,
+        srtt: u64,
+        cx: &mut TcpContext<'_>,
+    ) -> WindowOffer {
+        self.window_within(tcb, self.window_limit(tcb, srtt, cx))
     }
 
     /// Returns the window to advertise if it may be at most `limit` bytes.
     #[inline]
-    fn window_within(&self, tcb: &Tcb, limit: u32) -> (u16, SeqNr) {
+    fn window_within(&self, tcb: &Tcb, limit: u32) -> WindowOffer {
         let free = limit.saturating_sub(self.receive_queue.len_bytes() as u32);
-        let now = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+        let now = self.rcv.window();
         let step = (limit / 2).min(u32::from(tcb.emss));
         let want = if free >= now.saturating_add(step) {
             free
@@ -134,17 +186,21 @@ impl<B: RecvBuf> Receiver<B> {
             field += 1; // rounding must not shrink the window
         }
         let field = field.min(0xffff);
-        (field as u16, tcb.rcv_nxt + (field << shift))
+        WindowOffer {
+            field: field as u16,
+            edge: self.rcv.nxt + (field << shift),
+        }
     }
 
-    /// Returns whether the window grew enough to justify a pure ACK.
-    pub(crate) fn window_update_due(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> bool {
-        let limit = self.window_limit(tcb, cx);
-        let left = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+    /// Returns whether the window grew enough to justify a pure ACK. `srtt`: the smoothed round trip in
+    /// ns.
+    pub(crate) fn window_update_due(&self, tcb: &Tcb, srtt: u64, cx: &mut TcpContext<'_>) -> bool {
+        let limit = self.window_limit(tcb, srtt, cx);
+        let left = self.rcv.window();
         if left >= limit / 2 {
             return false;
         }
-        let gain = (self.window_within(tcb, limit).1 - tcb.rcv_nxt).saturating_sub(left);
+        let gain = (self.window_within(tcb, limit).edge - self.rcv.nxt).saturating_sub(left);
         gain >= limit / 4 || (left < 2 * u32::from(tcb.emss) && gain > 0)
     }
 
@@ -227,17 +283,17 @@ impl<B: RecvBuf> Receiver<B> {
             push,
         } = delivery;
         cx.shared.stats.in_bytes += u64::from(bytes);
-        tcb.rcv_nxt += bytes;
-        cx.shared.held.change(0, buffers);
+        self.rcv.nxt += bytes;
         self.counted_buffers += buffers;
-        tcb.unacked_segs = (u32::from(tcb.unacked_segs) + segments).min(255) as u8;
-        if push && tcb.unacked_segs == 1 && tcb.has(ConnectionFlags::ANSWERS) {
-            cx.await_answer(tcb);
-        } else if push || tcb.unacked_segs >= 2 {
+        cx.shared.held.change(0, buffers);
+        self.unacked_segs = (u32::from(self.unacked_segs) + segments).min(255) as u8;
+        if push && self.unacked_segs == 1 && tcb.has(ConnectionFlags::ANSWERS) {
+            self.await_answer(cx);
+        } else if push || self.unacked_segs >= 2 {
             cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
-        } else if tcb.ack_at == 0 {
-            tcb.ack_at = cx.now.0 + cx.shared.delayed_ack;
-            cx.schedule_timer(tcb, tcb.ack_at);
+        } else if self.ack_at == 0 {
+            self.ack_at = cx.now.0 + cx.shared.delayed_ack;
+            cx.schedule_timer(tcb, self.ack_at);
         }
         cx.raise_event(tcb, Events::READABLE);
     }
@@ -272,12 +328,12 @@ impl<B: RecvBuf> Receiver<B> {
             && cx.shared.held.room_while_waiting(user, 0) < self.receive_queue.buffer_count()
         {
             let length = self.receive_queue.len_bytes() as u32;
-            let begin = tcb.rcv_nxt - length;
-            let acknowledged = tcb.last_ack_sent.distance_from(begin).max(0) as usize;
+            let begin = self.rcv.nxt - length;
+            let acknowledged = self.rcv.last_ack_sent.distance_from(begin).max(0) as usize;
             self.receive_queue.forget_from(acknowledged);
             let kept = self.receive_queue.len_bytes() as u32;
             cx.shared.stats.in_bytes -= u64::from(length - kept);
-            tcb.rcv_nxt = begin + kept;
+            self.rcv.nxt = begin + kept;
             self.update_held_buffers(cx);
         }
         tcb.flags |= ConnectionFlags::UNREAD;
@@ -322,34 +378,34 @@ impl<B: RecvBuf> Receiver<B> {
     ) -> bool {
         let mut seq = seg.seq;
         let mut fin = seg.flags & FIN != 0;
-        let was_seen = seq.lt(tcb.rcv_nxt);
+        let was_seen = seq.lt(self.rcv.nxt);
         if was_seen {
-            let old = (tcb.rcv_nxt - seq).min(buffer.remaining() as u32);
+            let old = (self.rcv.nxt - seq).min(buffer.remaining() as u32);
             cx.shared.stats.dup_bytes_in += u64::from(old);
             buffer.advance(old as usize);
             cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
             self.note_duplicate(tcb, seq, seq + old);
             seq += old;
         }
-        let space = tcb.rcv_adv.distance_from(seq).max(0) as usize;
+        let space = self.rcv.adv.distance_from(seq).max(0) as usize;
         if buffer.remaining() > space {
             buffer.truncate(space);
             fin = false;
         }
         if fin && !tcb.has(ConnectionFlags::FIN_SEEN) {
-            self.fin_at = seq + buffer.remaining() as u32;
+            tcb.fin_at = seq + buffer.remaining() as u32;
             tcb.flags |= ConnectionFlags::FIN_SEEN;
             if let Some(queue) = &mut self.out_of_order {
-                queue.discard_from(self.fin_at);
+                queue.discard_from(tcb.fin_at);
             }
         }
         if tcb.has(ConnectionFlags::FIN_SEEN) {
             // Data beyond a FIN is ignored (section 3.10.7.4 seventh).
-            let space = self.fin_at.distance_from(seq).max(0) as usize;
+            let space = tcb.fin_at.distance_from(seq).max(0) as usize;
             buffer.truncate(buffer.remaining().min(space));
         }
         if buffer.remaining() > 0 {
-            let is_in_order = seq == tcb.rcv_nxt;
+            let is_in_order = seq == self.rcv.nxt;
             self.update_held_buffers(cx);
             let room = self.room(tcb, cx, is_in_order);
             let full = room == 0;
@@ -388,7 +444,7 @@ impl<B: RecvBuf> Receiver<B> {
                 }
                 if let Some(queue) = &mut self.out_of_order {
                     let before = self.receive_queue.len_bytes();
-                    tcb.rcv_nxt = queue.deliver_in_order(tcb.rcv_nxt, &mut self.receive_queue);
+                    self.rcv.nxt = queue.deliver_in_order(self.rcv.nxt, &mut self.receive_queue);
                     cx.shared.stats.in_bytes += (self.receive_queue.len_bytes() - before) as u64;
                     if queue.is_idle() {
                         self.out_of_order = None;
@@ -418,7 +474,7 @@ impl<B: RecvBuf> Receiver<B> {
         self.update_held_buffers(cx);
         let seen = tcb.flags & (ConnectionFlags::FIN_SEEN | ConnectionFlags::FIN_RECEIVED)
             == ConnectionFlags::FIN_SEEN;
-        if seen && self.fin_at == tcb.rcv_nxt {
+        if seen && tcb.fin_at == self.rcv.nxt {
             return true;
         }
         if fin {

@@ -4,6 +4,7 @@
 
 use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::state::TcpState;
+use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::connection::path::PathState;
 use crate::tcb::Tcb;
@@ -21,56 +22,57 @@ impl PathState {
                 TcpState::SynSent | TcpState::Closed | TcpState::TimeWait
             )
     }
+}
 
+impl<B, R> Connection<B, R> {
     /// Schedules the reset of a connection that the caller is about to close.
-    pub(crate) fn schedule_reset(&self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
-        if self.may_reset(tcb) {
-            cx.schedule_output(tcb, ConnectionFlags::NEED_RESET);
+    pub(crate) fn schedule_reset(&mut self, cx: &mut TcpContext<'_>) {
+        if self.path.may_reset(&self.tcb) {
+            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_RESET);
         }
     }
 
     /// Sends the reset of a closed connection, if one is due.
-    pub(crate) fn send_pending_reset<R>(
-        &self,
-        tcb: &mut Tcb,
+    pub(crate) fn send_pending_reset(
+        &mut self,
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        if !tcb.has(ConnectionFlags::NEED_RESET) {
+        if !self.tcb.has(ConnectionFlags::NEED_RESET) {
             return Ok(());
         }
-        let fields = self.reset_fields(tcb, cx);
-        self.send_bare_segment(tcb, cx, &fields, sink)?;
-        tcb.flags.remove(ConnectionFlags::NEED_RESET);
+        let fields = self.reset_fields(cx);
+        self.path.send_bare_segment(&self.tcb, cx, &fields, sink)?;
+        self.tcb.flags.remove(ConnectionFlags::NEED_RESET);
         cx.shared.stats.out_rsts += 1;
         Ok(())
     }
 
     /// Queues the reset among the frames that belong to no connection, for a connection whose slot
     /// is needed at once. Returns `false` if there is no room.
-    pub(crate) fn hand_over_reset(&self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> bool {
-        if !self.may_reset(tcb) {
+    pub(crate) fn hand_over_reset(&self, cx: &mut TcpContext<'_>) -> bool {
+        if !self.path.may_reset(&self.tcb) {
             return true;
         }
         if !cx.shared.control_queue.has_room(&mut cx.shared.stats) {
             return false;
         }
-        let fields = self.reset_fields(tcb, cx);
+        let fields = self.reset_fields(cx);
         cx.shared.stats.out_rsts += 1;
         cx.shared
             .control_queue
-            .push_segment(&self.template, &fields, &mut cx.shared.stats);
+            .push_segment(&self.path.template, &fields, &mut cx.shared.stats);
         true
     }
 
     /// Returns the fields of the reset, with timestamps if agreed (RFC 7323 section 3.2).
-    fn reset_fields(&self, tcb: &Tcb, cx: &TcpContext<'_>) -> SegmentFields<'static> {
+    fn reset_fields(&self, cx: &TcpContext<'_>) -> SegmentFields<'static> {
         SegmentFields {
-            seq: tcb.bare_seq(),
-            ack: tcb.rcv_nxt,
+            seq: self.sender.snd.bare_seq(self.tcb.state),
+            ack: self.receiver.rcv.nxt,
             flags: RST | ACK,
             window: 0,
-            ts: self.timestamps(tcb, cx.now),
+            ts: self.path.timestamps(&self.tcb, &self.receiver.rcv, cx.now),
             options: &[],
             payload: 0,
             ect: false,

@@ -1,5 +1,17 @@
-//! The send side of a connection: the queue of records and segments in flight, congestion control, and
-//! the recovery from losses.
+//! The send side of a connection: SND.*, the queue of records and segments in flight, congestion control,
+//! and the recovery from losses.
+//!
+//! ```text
+//! ack           acknowledgements
+//! ecn           echoed marks
+//! new_segments  new segments: which may be sent, and what follows
+//! paced_output  the limit of new segments by the pacer
+//! ```
+
+pub(crate) mod ack;
+pub(crate) mod ecn;
+pub(crate) mod new_segments;
+pub(crate) mod paced_output;
 
 use crate::base::time::{to_nanos, to_ticks};
 use crate::config::CongestionControl;
@@ -10,19 +22,19 @@ use crate::loss::recovery::Recovery;
 use crate::queues::send_buffer::{RETX, SendBuffer};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
-use crate::tcb::timer::Timer;
+use crate::tcb::send_variables::{SendFlags, SendVariables};
 
-/// The send side of one connection. SND.UNA, SND.NXT, the windows and the round trip are in its
-/// [`Tcb`].
+/// The send side of one connection.
+///
+/// The variables that every segment accesses come first: they follow the [`Tcb`] in the connection.
 #[repr(C)]
 pub(crate) struct Sender<R> {
+    pub snd: SendVariables,
     pub send_buffer: SendBuffer<R>,
     /// The state of a loss recovery, kept until the connection is idle.
     pub recovery: Option<Box<Recovery>>,
     pub congestion: CongestionState,
-    /// The tick at which the current series of timeouts began; 0: none.
-    pub stalled_since: u32,
-    /// The effective MSS agreed in the handshake, the upper limit of `tcb.emss`.
+    /// The effective MSS agreed in the handshake, the upper limit of [`Tcb::emss`].
     pub emss_agreed: u16,
     /// RACK's reordering window, kept here while there is no `recovery`.
     pub reorder_window: ReorderWindow,
@@ -32,10 +44,10 @@ impl<R> Sender<R> {
     /// Returns a send side without data. `emss`: payload bytes of a full segment.
     pub(crate) fn new(congestion: CongestionControl, emss: u16) -> Self {
         Sender {
+            snd: SendVariables::new(),
             send_buffer: SendBuffer::new(),
             recovery: None,
             congestion: CongestionState::new(congestion),
-            stalled_since: 0,
             emss_agreed: emss,
             reorder_window: ReorderWindow::default(),
         }
@@ -44,9 +56,9 @@ impl<R> Sender<R> {
     /// Ensures that the recovery state exists and that each segment in flight has a record of its
     /// own, so that segments can be marked.
     #[cold]
-    pub(crate) fn start_recovery(&mut self, tcb: &mut Tcb) {
-        self.recovery_state(tcb);
-        self.split_multi_segments(tcb);
+    pub(crate) fn start_recovery(&mut self) {
+        self.recovery_state();
+        self.split_multi_segments();
     }
 
     /// Returns the number of retransmission timeouts since new data was last acknowledged.
@@ -69,8 +81,8 @@ impl<R> Sender<R> {
     }
 
     /// Returns the recovery state, which is allocated on first use.
-    pub(crate) fn recovery_state(&mut self, tcb: &Tcb) -> &mut Recovery {
-        let (una, reorder_window) = (tcb.snd_una, self.reorder_window);
+    pub(crate) fn recovery_state(&mut self) -> &mut Recovery {
+        let (una, reorder_window) = (self.snd.una, self.reorder_window);
         self.recovery.get_or_insert_with(|| {
             let mut recovery = Box::new(Recovery::new(una));
             recovery.rack.reorder_window = reorder_window;
@@ -78,16 +90,26 @@ impl<R> Sender<R> {
         })
     }
 
+    /// Returns whether segments wait to be sent again.
+    #[inline]
+    pub(crate) fn has_lost_segments(&self) -> bool {
+        self.snd.has(SendFlags::RECOVERING)
+            && self
+                .recovery
+                .as_ref()
+                .is_some_and(|recovery| recovery.lost > 0)
+    }
+
     /// Splits the records of segments that were sent together into one per segment, before any is
     /// marked.
-    pub(crate) fn split_multi_segments(&mut self, tcb: &mut Tcb) {
-        if tcb.has(ConnectionFlags::MULTI_SEGMENT) {
-            tcb.flags &= !ConnectionFlags::MULTI_SEGMENT;
+    pub(crate) fn split_multi_segments(&mut self) {
+        if self.snd.has(SendFlags::MULTI_SEGMENT) {
+            self.snd.clear(SendFlags::MULTI_SEGMENT);
             // Records split earlier are not visited again: a peer can make each of its ACKs cause a
             // search for losses.
             let first = match &mut self.recovery {
                 Some(recovery) => {
-                    let split_to = core::mem::replace(&mut recovery.split_to, tcb.snd_nxt);
+                    let split_to = core::mem::replace(&mut recovery.split_to, self.snd.nxt);
                     self.send_buffer.first_after(split_to)
                 }
                 None => 0,
@@ -96,29 +118,45 @@ impl<R> Sender<R> {
         }
     }
 
-    /// Resegments the segments in flight that exceed the path MTU, to be retransmitted.
-    pub(crate) fn resegment(&mut self, tcb: &mut Tcb) {
-        self.split_multi_segments(tcb);
-        self.send_buffer.resegment_to(u32::from(tcb.emss));
-        self.start_recovery(tcb);
+    /// Resegments the segments in flight that exceed `emss` bytes, the path MTU, to be retransmitted.
+    pub(crate) fn resegment(&mut self, emss: u16) {
+        self.split_multi_segments();
+        self.send_buffer.resegment_to(u32::from(emss));
+        self.start_recovery();
         if let Some(recovery) = &mut self.recovery {
-            recovery.recount_lost(tcb, &self.send_buffer);
+            recovery.recount_lost(&mut self.snd, &self.send_buffer);
         }
     }
 
-    /// As [`resegment`](Self::resegment), and schedules the retransmission.
-    pub(crate) fn resegment_and_resend(&mut self, tcb: &mut Tcb, cx: &mut TcpContext<'_>) {
-        self.resegment(tcb);
-        cx.schedule_output(tcb, ConnectionFlags::NONE);
-        if !tcb.is_timer(Timer::Persist) {
-            tcb.restart_retransmission_timer(cx);
+    /// Handles a retransmission timeout: marks the lost segments, and begins slow start (RFC 5681
+    /// section 3.1).
+    pub(crate) fn on_retransmission_timeout(&mut self, tcb: &Tcb, cx: &mut TcpContext<'_>) {
+        self.start_recovery();
+        let snd = &mut self.snd;
+        if let Some(recovery) = &mut self.recovery {
+            let flight = snd.flight_state(tcb.emss);
+            self.congestion.on_timeout(
+                &mut snd.window,
+                &mut recovery.reduction,
+                &flight,
+                snd.phase,
+            );
+            let has_sack = tcb.has(ConnectionFlags::SACK);
+            recovery.mark_after_timeout(snd, &mut self.send_buffer, has_sack, cx.now.0);
+            recovery.timeouts_in_row = recovery.timeouts_in_row.saturating_add(1);
         }
+        let flight = snd.flight_state(tcb.emss);
+        self.congestion
+            .after_timeout(&mut snd.window, &flight, cx.now.0);
+        snd.announce_reduction(tcb, cx);
+        snd.backoff = snd.backoff.saturating_add(1);
+        snd.dup_acks = 0;
     }
 
     /// Returns whether the user timeout passed without progress (RFC 9293 section 3.8.3).
     pub(crate) fn is_user_timeout_over(&mut self, tcb: &Tcb, cx: &TcpContext<'_>) -> bool {
-        if self.stalled_since == 0 {
-            self.stalled_since = to_ticks(
+        if self.snd.stalled_since == 0 {
+            self.snd.stalled_since = to_ticks(
                 self.send_buffer
                     .sent
                     .front()
@@ -133,24 +171,31 @@ impl<R> Sender<R> {
     fn stalled_for(&self, tcb: &Tcb, cx: &TcpContext<'_>) -> u64 {
         // A peer that shrank its window below what is in flight and still answers is not dead
         // (RFC 9293 section 3.8.6, SHLD-17).
-        let heard = if tcb.snd_wnd < tcb.flight() {
+        let heard = if self.snd.wnd < self.snd.flight() {
             tcb.last_rx
         } else {
             0
         };
-        let stalled = u64::from(to_ticks(cx.now.0).wrapping_sub(self.stalled_since)) << 20;
+        let stalled = u64::from(to_ticks(cx.now.0).wrapping_sub(self.snd.stalled_since)) << 20;
         stalled.min(cx.now.0.saturating_sub(heard))
     }
 
     /// Returns the rest of the user timeout in ns, rounded up so that `is_user_timeout_over` is
     /// true when it expires.
     pub(crate) fn user_timeout_left(&self, tcb: &Tcb, cx: &TcpContext<'_>) -> u64 {
-        if self.stalled_since == 0 {
+        if self.snd.stalled_since == 0 {
             return u64::MAX;
         }
         let all = to_nanos(cx.shared.config.user_timeout);
         all.saturating_sub(self.stalled_for(tcb, cx))
             .saturating_add(1 << 20)
+    }
+
+    /// Discards what was to be sent: the connection has ended. Records stay for their owner.
+    pub(crate) fn discard_output(&mut self) {
+        self.snd.clear(SendFlags::RECOVERING);
+        (self.snd.pipe, self.snd.unsent) = (0, 0);
+        self.recovery = None;
     }
 
     /// Returns whether `release_memory` would free any memory.
@@ -159,9 +204,9 @@ impl<R> Sender<R> {
     }
 
     /// Frees the memory of an empty queue and of a finished recovery.
-    pub(crate) fn release_memory(&mut self, tcb: &Tcb) {
+    pub(crate) fn release_memory(&mut self) {
         self.send_buffer.release_memory();
-        if !tcb.has(ConnectionFlags::RECOVERING)
+        if !self.snd.has(SendFlags::RECOVERING)
             && let Some(recovery) = self.recovery.take()
         {
             self.reorder_window = recovery.rack.reorder_window;

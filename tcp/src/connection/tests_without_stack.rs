@@ -31,7 +31,7 @@ fn opening() -> (SharedState, Connection<VecBuf, u8>) {
 fn answer(conn: &Connection<VecBuf, u8>, flags: u8) -> Segment {
     Segment {
         seq: crate::SeqNr(5000),
-        ack: conn.tcb.snd_nxt,
+        ack: conn.sender.snd.nxt,
         flags,
         window: 1000,
         mss: Some(1460),
@@ -95,8 +95,7 @@ fn a_narrow_path_is_tried_again_with_the_agreed_size_after_ten_minutes() {
     for silence in [1, 20 * 86_400, 40 * 86_400] {
         let at = (to_long_ticks(shared.now.0) + RAISE_TICKS) << 20;
         let cx = &mut shared.context_of(conn.id(0));
-        conn.path
-            .narrow(&mut conn.tcb, &mut conn.sender, cx, agreed - 100);
+        conn.narrow_path(cx, agreed - 100);
         while shared.now.0 < at {
             // Other timers may fire first.
             shared.now = Instant(conn.tcb.wheel_at.min(at));

@@ -13,6 +13,7 @@ use crate::connection::side_table::SideFlags;
 use crate::connection::stalled::ReleasedFlow;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::{SendFlags, SendVariables};
 use crate::tcb::timer::Timer;
 
 /// Idle time in ns after which a connection frees the memory of its queues. Longer than it takes to
@@ -23,7 +24,7 @@ const IDLE_MEMORY_AFTER: u64 = 1_000_000_000;
 /// An odd multiplier that spreads sequence numbers evenly over 32 bits.
 const SPREAD: u32 = 0x9e37_79b9;
 
-/// The timers of [`ConnectionFlags::RARE_TIMERS`].
+/// The timers of [`ConnectionFlags::RARE_TIMERS`] and [`SendFlags::WAITS_FOR_PACER`].
 const RARE_TIMERS: [Timer; 3] = [Timer::Pacing, Timer::PathMtu, Timer::Orphan];
 
 impl SharedState {
@@ -47,21 +48,25 @@ impl SharedState {
 impl Tcb {
     /// (Re)starts the retransmission timer (RFC 6298 section 5), or the probe timeout in its place.
     #[inline]
-    pub(crate) fn restart_retransmission_timer(&mut self, cx: &mut TcpContext<'_>) {
+    pub(crate) fn restart_retransmission_timer(
+        &mut self,
+        snd: &SendVariables,
+        cx: &mut TcpContext<'_>,
+    ) {
         let mut timer = Timer::Retransmission;
-        let mut after = self
+        let mut after = snd
             .rtt
-            .retransmission_timeout(&cx.shared.rto_limits, self.backoff);
+            .retransmission_timeout(&cx.shared.rto_limits, snd.backoff);
         // RFC 8985 section 7.2: with SACK, a measured round trip, no recovery and no previous
         // timeout, the tail loss probe replaces the timeout if it is due sooner.
-        if self.flags & (ConnectionFlags::SACK | ConnectionFlags::RECOVERING)
-            == ConnectionFlags::SACK
-            && self.rtt.srtt > 0
-            && self.backoff == 0
-            && self.snd_una != self.snd_nxt
+        if self.has(ConnectionFlags::SACK)
+            && !snd.has(SendFlags::RECOVERING)
+            && snd.rtt.srtt > 0
+            && snd.backoff == 0
+            && !snd.is_all_acked()
         {
-            let alone = self.flight() <= u32::from(self.emss);
-            after = after.min(self.rtt.probe_timeout(&cx.shared.rto_limits, alone));
+            let alone = snd.flight() <= u32::from(self.emss);
+            after = after.min(snd.rtt.probe_timeout(&cx.shared.rto_limits, alone));
             timer = Timer::TailLossProbe;
         }
         self.set_timer(timer, cx.now.0 + after);
@@ -73,13 +78,18 @@ impl Tcb {
     /// in flight, which was sent at `oldest_at`. Otherwise a connection that sends a little at a
     /// time would never detect a dead peer.
     #[inline]
-    pub(crate) fn extend_probe_timeout(&mut self, cx: &mut TcpContext<'_>, oldest_at: u64) {
+    pub(crate) fn extend_probe_timeout(
+        &mut self,
+        snd: &SendVariables,
+        cx: &mut TcpContext<'_>,
+        oldest_at: u64,
+    ) {
         let limits = &cx.shared.rto_limits;
-        let alone = self.flight() <= u32::from(self.emss);
-        let probe_at = cx.now.0 + self.rtt.probe_timeout(limits, alone);
+        let alone = snd.flight() <= u32::from(self.emss);
+        let probe_at = cx.now.0 + snd.rtt.probe_timeout(limits, alone);
         // An ACK since then may have restarted the timer (RFC 6298 (5.3)): that later deadline is
         // kept.
-        let latest = (oldest_at + self.rtt.first_timeout(limits)).max(self.timer_at().unwrap_or(0));
+        let latest = (oldest_at + snd.rtt.first_timeout(limits)).max(self.timer_at().unwrap_or(0));
         let at = probe_at.min(latest);
         self.set_timer(Timer::TailLossProbe, at);
         cx.schedule_timer(self, at);
@@ -87,10 +97,52 @@ impl Tcb {
 
     /// (Re)starts the persist timer, with the duration of the retransmission timer: the window is
     /// probed if no update arrived by then (RFC 9293 section 3.8.6.1).
-    pub(crate) fn start_persist_timer(&mut self, cx: &mut TcpContext<'_>) {
-        self.restart_retransmission_timer(cx);
+    pub(crate) fn start_persist_timer(&mut self, snd: &SendVariables, cx: &mut TcpContext<'_>) {
+        self.restart_retransmission_timer(snd, cx);
         if let Some(at) = self.timer_at() {
             self.set_timer(Timer::Persist, at);
+        }
+    }
+
+    /// Selects the timer to run (RFC 8985 section 8 recommends a single one): the reordering timer
+    /// while RACK waits until `due` (0: it does not wait), but no longer than the retransmission
+    /// timeout; else the retransmission timer, which may be a tail loss probe unless a recovery is in
+    /// progress. `new`: new data was acknowledged.
+    pub(crate) fn select_recovery_timer(
+        &mut self,
+        snd: &SendVariables,
+        cx: &mut TcpContext<'_>,
+        due: u64,
+        new: bool,
+    ) {
+        if snd.is_all_acked() {
+            return;
+        }
+        // RACK measures its wait by the round trip of the last delivered segment, which spans the whole
+        // outage after one: a segment lost before it has no other timer.
+        let timeout = snd
+            .rtt
+            .retransmission_timeout(&cx.shared.rto_limits, snd.backoff);
+        if due != 0 && due <= cx.now.0 + timeout {
+            let sooner = match self.timer() {
+                None | Some(Timer::Reordering | Timer::TailLossProbe) => true,
+                Some(_) => self.timer_at().is_some_and(|at| at > due),
+            };
+            if sooner {
+                self.set_timer(Timer::Reordering, due);
+                cx.schedule_timer(self, due);
+            }
+            return;
+        }
+        let recovering = snd.has(SendFlags::RECOVERING);
+        let usual = match self.timer() {
+            Some(Timer::Reordering) => true,
+            Some(Timer::TailLossProbe) => recovering,
+            None => due != 0 || (new && !recovering),
+            Some(_) => new && !recovering,
+        };
+        if usual {
+            self.restart_retransmission_timer(snd, cx);
         }
     }
 
@@ -113,7 +165,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.fire_if_due(cx, timer);
         }
         self.fire_if_due(cx, Timer::Keepalive);
-        if self.tcb.has(ConnectionFlags::RARE_TIMERS) {
+        if self.has_rare_timer() {
             for timer in RARE_TIMERS {
                 self.fire_if_due(cx, timer);
             }
@@ -123,6 +175,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             cx.schedule_timer(&mut self.tcb, next);
         }
         self.tcb.is_done()
+    }
+
+    /// Returns whether a timer of [`RARE_TIMERS`] may run.
+    #[inline]
+    fn has_rare_timer(&self) -> bool {
+        self.tcb.has(ConnectionFlags::RARE_TIMERS)
+            || self.sender.snd.has(SendFlags::WAITS_FOR_PACER)
     }
 
     /// Sends the ACK that waited for the owner's reply.
@@ -140,12 +199,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Returns the time in ns at which the timer fires; `None` if it does not run.
     #[inline]
     fn deadline_of(&self, cx: &TcpContext<'_>, timer: Timer) -> Option<u64> {
-        let tcb = &self.tcb;
+        let (tcb, snd) = (&self.tcb, &self.sender.snd);
         match timer {
-            Timer::DelayedAck => (tcb.ack_at != 0).then_some(tcb.ack_at),
+            Timer::DelayedAck => (self.receiver.ack_at != 0).then_some(self.receiver.ack_at),
             Timer::Keepalive => self.keepalive_deadline(cx),
             Timer::Pacing => {
-                let waits = tcb.has(ConnectionFlags::WAITS_FOR_PACER) && tcb.window.is_paced();
+                let waits = snd.has(SendFlags::WAITS_FOR_PACER) && snd.window.is_paced();
                 let recovery = self.sender.recovery.as_ref().filter(|_| waits)?;
                 Some(recovery.pacer.next_at())
             }
@@ -156,7 +215,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             Timer::Orphan => self.tcb.orphan_deadline(cx),
             Timer::IdleMemory => {
                 // The pacer is part of the recovery, which would be freed too.
-                let waits = tcb.has(ConnectionFlags::WAITS_FOR_PACER);
+                let waits = snd.has(SendFlags::WAITS_FOR_PACER);
                 let idle = tcb.timer().is_none() && !waits && self.holds_memory();
                 let rest = match tcb.state {
                     TcpState::Closed => 0,
@@ -179,7 +238,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         };
         consider(Timer::DelayedAck);
         consider(Timer::IdleMemory);
-        if self.tcb.has(ConnectionFlags::RARE_TIMERS) {
+        if self.has_rare_timer() {
             RARE_TIMERS.into_iter().for_each(consider);
         }
         if let Some(at) = self.tcb.timer_at() {
@@ -200,11 +259,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             timer,
             Timer::Retransmission | Timer::TailLossProbe | Timer::Persist
         ) {
-            cx.note_stalled(&self.tcb, self.path.remote());
+            cx.note_stalled(self.sender.snd.una, self.path.remote());
         }
         match timer {
             Timer::DelayedAck => {
-                self.tcb.ack_at = 0;
+                self.receiver.ack_at = 0;
                 self.tcb.flags.remove(ConnectionFlags::ANSWERS);
                 cx.shared.stats.delayed_acks += 1;
                 cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
@@ -215,19 +274,22 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 _ => self.retransmission_timeout(cx),
             },
             Timer::TailLossProbe => self.probe_timeout(cx),
-            Timer::Reordering => self.sender.reordering_timeout(&mut self.tcb, cx),
+            Timer::Reordering => self.reordering_timeout(cx),
             Timer::Persist => self.persist_timeout(cx),
             Timer::NeighbourResolution => self.neighbour_timeout(cx),
             Timer::TimeWait => self.enter_closed(cx),
             Timer::Orphan => self.orphan_timeout(cx),
             Timer::Keepalive => self.keepalive_timeout(cx),
             Timer::Pacing => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
-            Timer::PathMtu => {
-                let agreed = self.sender.emss_agreed;
-                self.path.widen(&mut self.tcb, cx, agreed);
-            }
+            Timer::PathMtu => self.widen_path(cx),
             Timer::IdleMemory => self.release_memory(),
         }
+    }
+
+    /// Returns whether data is unacknowledged or waits to be sent.
+    #[inline]
+    fn is_busy(&self) -> bool {
+        self.sender.snd.is_busy(&self.tcb)
     }
 
     /// Sends again what got no answer, because the path to the peer has changed: another Ethernet
@@ -236,30 +298,30 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// records.
     #[cold]
     pub(crate) fn resume_stalled(&mut self, cx: &mut TcpContext<'_>, released: &ReleasedFlow) {
-        if self.tcb.snd_una != released.una || !self.tcb.is_busy() {
+        if self.sender.snd.una != released.una || !self.is_busy() {
             return;
         }
         let backoff = match released.forgets_backoff {
             true => 0,
-            false => self.tcb.backoff.saturating_sub(1),
+            false => self.sender.snd.backoff.saturating_sub(1),
         };
         match (self.tcb.state, self.tcb.timer()) {
             (TcpState::SynSent | TcpState::SynReceived, Some(_))
                 if !self.tcb.has(ConnectionFlags::NEED_SYN) =>
             {
                 // The number of SYNs has a limit.
-                self.tcb.backoff = self.tcb.backoff.saturating_sub(1);
+                self.sender.snd.backoff = self.sender.snd.backoff.saturating_sub(1);
                 self.handshake_timeout(cx);
             }
             (TcpState::SynSent | TcpState::SynReceived, _) => {
                 cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE)
             }
             (_, Some(Timer::Retransmission | Timer::TailLossProbe | Timer::Reordering)) => {
-                self.tcb.backoff = backoff;
+                self.sender.snd.backoff = backoff;
                 self.retransmission_timeout(cx);
             }
             (_, Some(Timer::Persist)) => {
-                self.tcb.backoff = backoff;
+                self.sender.snd.backoff = backoff;
                 self.persist_timeout(cx);
             }
             _ => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
@@ -268,7 +330,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Retransmits our SYN or SYN-ACK, or gives up.
     fn handshake_timeout(&mut self, cx: &mut TcpContext<'_>) {
-        if self.tcb.backoff >= cx.shared.config.syn_retries {
+        if self.sender.snd.backoff >= cx.shared.config.syn_retries {
             cx.shared.stats.attempt_fails += 1;
             // A router may have reported the reason (RFC 9293 section 3.9.2.2, SHLD-25).
             let fields = cx.shared.side_table.fields_of(cx.id.index);
@@ -280,13 +342,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.fail_connection(cx, why);
             return;
         }
-        self.tcb.backoff += 1;
+        self.sender.snd.backoff += 1;
         // One that still waits for the neighbour or the sink was not lost.
         if !self.tcb.has(ConnectionFlags::NEED_SYN) {
             cx.count_repeated_syn();
         }
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
-        self.tcb.restart_retransmission_timer(cx);
+        self.tcb.restart_retransmission_timer(&self.sender.snd, cx);
     }
 
     /// Handles the persist timeout: the peer's window did not open in time. Probes it, or allows a
@@ -296,14 +358,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.abort_on_timeout(cx);
             return;
         }
-        self.tcb.backoff = self.tcb.backoff.saturating_add(1);
-        let need = if self.tcb.snd_wnd > 0 {
-            ConnectionFlags::MAY_SPLIT_RECORD
+        self.sender.snd.backoff = self.sender.snd.backoff.saturating_add(1);
+        let need = if self.sender.snd.wnd > 0 {
+            self.sender.snd.set(SendFlags::MAY_SPLIT_RECORD);
+            ConnectionFlags::NONE
         } else {
             ConnectionFlags::NEED_PROBE
         };
         cx.schedule_output(&mut self.tcb, need);
-        self.tcb.start_persist_timer(cx);
+        self.tcb.start_persist_timer(&self.sender.snd, cx);
     }
 
     /// Starts the timer of a connection with pending output whose neighbour is not resolved. With
@@ -314,15 +377,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
         // A route or a neighbour may end the wait. What is in flight has a timer that records it.
         let is_resolving = matches!(self.tcb.timer(), None | Some(Timer::NeighbourResolution));
         if is_resolving || cx.shared.next_hop(self.path.remote()).is_none() {
-            cx.note_stalled(&self.tcb, self.path.remote());
+            cx.note_stalled(self.sender.snd.una, self.path.remote());
         }
         if self.tcb.timer().is_some()
-            || !(self.tcb.is_busy() || self.tcb.has(ConnectionFlags::NEED_MASK))
+            || !(self.is_busy() || self.tcb.has(ConnectionFlags::NEED_MASK))
         {
             return;
         }
-        if self.sender.stalled_since == 0 && self.tcb.is_busy() {
-            self.sender.stalled_since = to_ticks(cx.now.0).max(1);
+        if self.sender.snd.stalled_since == 0 && self.is_busy() {
+            self.sender.snd.stalled_since = to_ticks(cx.now.0).max(1);
         }
         self.start_neighbour_timer(cx);
     }
@@ -333,7 +396,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let asked = cx.shared.neighbours.resolution_time();
         let longest = to_nanos(cx.shared.config.rto_max).max(asked);
         let pause = asked
-            .saturating_mul(1 << self.tcb.backoff.min(20))
+            .saturating_mul(1 << self.sender.snd.backoff.min(20))
             .min(longest);
         let left = self.sender.user_timeout_left(&self.tcb, cx);
         let at = cx.now.0.saturating_add(pause.min(left));
@@ -344,7 +407,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Requests the neighbour again after it did not answer in time, unless the user timeout has
     /// passed (RFC 9293 section 3.8.3).
     pub(crate) fn neighbour_timeout(&mut self, cx: &mut TcpContext<'_>) {
-        if !self.tcb.is_busy() {
+        if !self.is_busy() {
             self.tcb.drop_unsent_acks();
             return;
         }
@@ -352,7 +415,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.abort_on_timeout(cx);
             return;
         }
-        self.tcb.backoff = self.tcb.backoff.saturating_add(1);
+        self.sender.snd.backoff = self.sender.snd.backoff.saturating_add(1);
         self.start_neighbour_timer(cx);
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
     }
@@ -366,7 +429,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             TcpState::Closed => {}
             // Data waits: the neighbour is asked again at once, which makes a request per
             // `retransmit`, the limit of RFC 1122 section 2.3.2.1.
-            _ if self.tcb.is_busy() => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
+            _ if self.is_busy() => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
             _ => {
                 self.tcb.drop_unsent_acks();
                 if self.tcb.is_timer(Timer::NeighbourResolution) {
@@ -381,7 +444,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.state != TcpState::FinWait2 {
             // The peer has not received everything: it must not take this for a regular close.
             cx.shared.stats.abort_on_timeout += 1;
-            self.path.schedule_reset(&mut self.tcb, cx);
+            self.schedule_reset(cx);
         }
         self.enter_closed(cx);
     }
@@ -392,10 +455,21 @@ impl<B: RecvBuf, R> Connection<B, R> {
         // The retransmission timeout as fallback, in case the probe cannot be sent.
         let at = cx.now.0
             + self
-                .tcb
+                .sender
+                .snd
                 .rtt
                 .retransmission_timeout(&cx.shared.rto_limits, 0);
         self.tcb.set_timer(Timer::Retransmission, at);
+    }
+
+    /// Handles the reordering timer (RFC 8985 section 6.2 step 5).
+    fn reordering_timeout(&mut self, cx: &mut TcpContext<'_>) {
+        if let Some(due) = self.sender.on_reordering_timeout(&self.tcb, cx) {
+            let (tcb, snd) = (&mut self.tcb, &self.sender.snd);
+            cx.schedule_output(tcb, ConnectionFlags::NONE);
+            tcb.restart_retransmission_timer(snd, cx);
+            tcb.select_recovery_timer(snd, cx, due, false);
+        }
     }
 
     /// Begins slow start with the first unacknowledged segment (RFC 6298 (5.4) to (5.6), RFC 5681
@@ -412,34 +486,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.shared.stats.timeouts += 1;
         let timeouts = &mut cx.shared.side_table.fields_of(cx.id.index).timeouts;
         *timeouts = timeouts.saturating_add(1);
-        self.path
-            .suspect_black_hole(&mut self.tcb, &mut self.sender, cx);
-        self.sender.start_recovery(&mut self.tcb);
-        let tcb = &mut self.tcb;
-        if let Some(recovery) = &mut self.sender.recovery {
-            let (flight, phase) = (tcb.flight_state(), tcb.phase);
-            self.sender.congestion.on_timeout(
-                &mut tcb.window,
-                &mut recovery.reduction,
-                &flight,
-                phase,
-            );
-            recovery.mark_after_timeout(tcb, &mut self.sender.send_buffer, cx.now.0);
-            recovery.timeouts_in_row = recovery.timeouts_in_row.saturating_add(1);
-        }
-        let flight = tcb.flight_state();
-        self.sender
-            .congestion
-            .after_timeout(&mut tcb.window, &flight, cx.now.0);
-        cx.announce_reduction(&mut self.tcb);
-        let tcb = &mut self.tcb;
-        tcb.backoff = tcb.backoff.saturating_add(1);
-        tcb.dup_acks = 0;
-        cx.schedule_output(tcb, ConnectionFlags::NONE);
-        let after = tcb
+        self.suspect_black_hole(cx);
+        self.sender.on_retransmission_timeout(&self.tcb, cx);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
+        let snd = &self.sender.snd;
+        let after = snd
             .rtt
-            .retransmission_timeout(&cx.shared.rto_limits, tcb.backoff);
-        let after = cx.shared.spread_timeout(after, tcb.snd_una);
+            .retransmission_timeout(&cx.shared.rto_limits, snd.backoff);
+        let after = cx.shared.spread_timeout(after, snd.una);
         // At most until the user timeout: the backoff may exceed it by now.
         let at = cx
             .now
@@ -451,7 +505,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     pub(crate) fn abort_on_timeout(&mut self, cx: &mut TcpContext<'_>) {
         cx.shared.stats.abort_on_timeout += 1;
-        self.path.schedule_reset(&mut self.tcb, cx);
+        self.schedule_reset(cx);
         self.fail_connection(cx, Events::TIMED_OUT);
     }
 
@@ -473,7 +527,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         );
         let unanswered = u64::from(tcb.probes) * to_nanos(keepalive.interval);
         let at = tcb.last_rx.saturating_add(to_nanos(keepalive.idle)) + unanswered;
-        (open && tcb.snd_una == tcb.snd_nxt).then_some(at)
+        (open && self.sender.snd.is_all_acked()).then_some(at)
     }
 
     /// Returns when the timer wheel must next check keepalive. Data in flight postpones the probe,
@@ -482,7 +536,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     #[inline]
     fn keepalive_check(&self, cx: &TcpContext<'_>) -> Option<u64> {
         let idle = to_nanos(cx.shared.config.keepalive.as_ref()?.idle);
-        let at = if self.tcb.flight() == 0 {
+        let at = if self.sender.snd.is_all_acked() {
             self.keepalive_deadline(cx)?
         } else {
             cx.now.0.saturating_add(idle)

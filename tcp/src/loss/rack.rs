@@ -5,12 +5,11 @@
 //! Part of [`Recovery`](crate::loss::recovery::Recovery). The reordering timer and the probe timeout
 //! share the one timer of the connection (section 8).
 
-use crate::tcb::Tcb;
-use crate::tcb::flags::ConnectionFlags;
 use std::collections::VecDeque;
 
 use crate::base::sequence::SeqNr;
 use crate::queues::send_buffer::{LOST, RETX, SACKED, SendBuffer};
+use crate::tcb::send_variables::{SendFlags, SendVariables};
 use crate::wire::segment::Segment;
 
 /// Number of recoveries for which a D-SACK keeps the reordering window wide (section 6.2 step 4).
@@ -109,11 +108,11 @@ impl Rack {
     /// Detects reordering: a first transmission delivered after one with a higher sequence number
     /// was reordered (section 6.2 step 3).
     #[inline]
-    pub(crate) fn note_order(&mut self, tcb: &mut Tcb, end: SeqNr, again: bool) {
+    pub(crate) fn note_order(&mut self, snd: &mut SendVariables, end: SeqNr, again: bool) {
         if end.gt(self.fack) {
             self.fack = end;
         } else if end.lt(self.fack) && !again {
-            tcb.flags |= ConnectionFlags::REORDERING_SEEN;
+            snd.set(SendFlags::REORDERING_SEEN);
         }
     }
 
@@ -130,19 +129,19 @@ impl Rack {
 
     /// Returns the reordering window RACK.reo_wnd (section 6.2 step 4). Unless reordering was seen,
     /// it is 0 once losses are certain: in a recovery, or when three segments are SACKed.
-    fn reorder_timeout(&self, tcb: &Tcb, in_doubt: bool) -> u64 {
-        if !tcb.has(ConnectionFlags::REORDERING_SEEN) && !in_doubt {
+    fn reorder_timeout(&self, snd: &SendVariables, in_doubt: bool) -> u64 {
+        if !snd.has(SendFlags::REORDERING_SEEN) && !in_doubt {
             return 0;
         }
-        let step = u64::from(tcb.rtt.min) / 4;
-        (step * (1 + u64::from(self.reorder_window.widened))).min(tcb.rtt.srtt)
+        let step = u64::from(snd.rtt.min) / 4;
+        (step * (1 + u64::from(self.reorder_window.widened))).min(snd.rtt.srtt)
     }
 
     /// Widens the reordering window, which was too short: the peer received a segment twice
     /// (section 6.2 step 4).
-    pub(crate) fn on_dsack(&mut self, tcb: &Tcb) {
+    pub(crate) fn on_dsack(&mut self, snd: &SendVariables) {
         if self.dsack_round.is_none() {
-            self.dsack_round = Some(tcb.snd_nxt);
+            self.dsack_round = Some(snd.nxt);
             self.reorder_window.widened = self.reorder_window.widened.saturating_add(1);
             self.reorder_window.persist = DSACK_PERSIST;
         }
@@ -181,17 +180,17 @@ impl Rack {
     /// and the cost of an ACK is proportional to the number of segments that it decides.
     pub(crate) fn detect_losses<R>(
         &mut self,
-        tcb: &mut Tcb,
+        snd: &mut SendVariables,
         queue: &mut SendBuffer<R>,
         in_doubt: bool,
         now: u64,
-        mut lose: impl FnMut(&mut Tcb, &mut SendBuffer<R>, usize),
+        mut lose: impl FnMut(&mut SendVariables, &mut SendBuffer<R>, usize),
     ) -> DetectedLosses {
         let mut found = DetectedLosses::default();
         if self.xmit == 0 {
             return found;
         }
-        let allowed = self.rtt + self.reorder_timeout(tcb, in_doubt);
+        let allowed = self.rtt + self.reorder_timeout(snd, in_doubt);
         let reprieved_at = self.reprieved_at;
         let lost_at = |sent_at: u64| sent_at.max(reprieved_at) + allowed;
         let mut index = queue.first_after(self.judged_to);
@@ -205,13 +204,13 @@ impl Rack {
                     found.due = lost_at(at);
                     break;
                 }
-                lose(tcb, queue, index);
+                lose(snd, queue, index);
             }
             self.judged_to = end;
             index += 1;
         }
         while let Some(&(seq, at)) = self.retransmitted.front() {
-            if seq.ge(tcb.snd_una) {
+            if seq.ge(snd.una) {
                 let index = queue.first_after(seq);
                 if let Some(segment) = queue.sent.get(index)
                     && segment.at == at
@@ -227,7 +226,7 @@ impl Rack {
                         };
                         break;
                     }
-                    lose(tcb, queue, index);
+                    lose(snd, queue, index);
                     found.retransmitted += 1;
                 }
             }
@@ -238,8 +237,8 @@ impl Rack {
 
     /// Returns whether a segment sent at `at` is lost when the retransmission timer fires (section
     /// 6.3).
-    pub(crate) fn is_expired(&self, tcb: &Tcb, at: u64, now: u64) -> bool {
-        at + self.rtt + self.reorder_timeout(tcb, true) <= now
+    pub(crate) fn is_expired(&self, snd: &SendVariables, at: u64, now: u64) -> bool {
+        at + self.rtt + self.reorder_timeout(snd, true) <= now
     }
 
     /// Records the retransmission of the segment at `seq`.
@@ -256,9 +255,9 @@ impl Rack {
     /// Schedules a new judgement of all segments in flight after loss marks were withdrawn, with
     /// the full time to arrive from now on. Otherwise nothing would judge these segments any more,
     /// and a loss among them would cost a timeout.
-    pub(crate) fn judge_again<R>(&mut self, tcb: &Tcb, queue: &SendBuffer<R>, now: u64) {
+    pub(crate) fn judge_again<R>(&mut self, snd: &SendVariables, queue: &SendBuffer<R>, now: u64) {
         self.reprieved_at = now;
-        self.judged_to = tcb.snd_una;
+        self.judged_to = snd.una;
         let in_flight = queue.sent.iter();
         let mut retransmitted: Vec<_> = in_flight
             .filter(|segment| segment.flags & (SACKED | RETX) == RETX)

@@ -2,16 +2,17 @@
 //! 2018, RFC 6675), the judgements of RACK-TLP (RFC 8985), and the selection of retransmissions.
 //! Exists only for connections that have seen a loss, a SACK block, an unanswered tail, or pacing.
 
+use core::ops::Range;
+
 use crate::base::sequence::SeqNr;
 use crate::congestion::RecoveryPhase;
 use crate::congestion::pacing::Pacer;
 use crate::congestion::reduction::{Retransmission, WindowReduction};
 use crate::congestion::undo::is_echo_older;
-use crate::loss::rack::{self, OutstandingProbe, Rack};
+use crate::loss::rack::{self, DetectedLosses, OutstandingProbe, Rack};
 use crate::loss::sacked_ranges::SackedRanges;
 use crate::queues::send_buffer::{LOST, RETX, SACKED, SendBuffer};
-use crate::tcb::Tcb;
-use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::{SendFlags, SendVariables};
 use crate::wire::segment::Segment;
 
 /// DupThresh (RFC 6675 section 2).
@@ -43,6 +44,22 @@ pub(crate) struct Recovery {
     pub is_answered: bool,
 }
 
+/// Segments that SACK blocks newly covered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NewlySacked {
+    pub segments: u32,
+    /// Their payload.
+    pub bytes: u32,
+}
+
+/// The timestamp that an ACK echoes (RFC 7323).
+#[derive(Clone, Copy)]
+pub(crate) struct EchoedTimestamp {
+    pub value: u32,
+    /// The offset of our timestamps.
+    pub offset: u32,
+}
+
 impl Recovery {
     /// Returns the state without marks; SND.UNA is `una`.
     pub(crate) fn new(una: SeqNr) -> Self {
@@ -57,14 +74,13 @@ impl Recovery {
     }
 
     /// Reports the segments that the cumulative ACK `ack` delivers to RACK, before they are removed
-    /// from the queue. `echo`: the timestamp that the ACK echoes; `offset`: the offset of our
-    /// timestamps.
+    /// from the queue. `echo`: the timestamp that the ACK echoes.
     pub(crate) fn before_ack<R>(
         &mut self,
-        tcb: &mut Tcb,
+        snd: &mut SendVariables,
         queue: &SendBuffer<R>,
         ack: SeqNr,
-        (echo, offset): (Option<u32>, u32),
+        echo: Option<EchoedTimestamp>,
         now: u64,
     ) {
         for segment in &queue.sent {
@@ -81,20 +97,21 @@ impl Recovery {
                 continue;
             }
             let again = segment.flags & RETX != 0;
-            self.rack.note_order(tcb, end, again);
+            self.rack.note_order(snd, end, again);
             // An echo from before the retransmission acknowledges the original (RFC 8985 section
             // 6.2 step 2).
-            let old = |echoed: u32| again && is_echo_older(echoed, segment.at, offset);
-            let is_original = echo.is_some_and(old);
-            if let Some(echoed) = echo
+            let is_original = echo
+                .is_some_and(|echo| again && is_echo_older(echo.value, segment.at, echo.offset));
+            if let Some(echo) = echo
                 && again
-                && segment.seq == tcb.snd_una
+                && segment.seq == snd.una
             {
-                self.reduction.on_hole_filled(segment.seq, echoed, offset);
+                self.reduction
+                    .on_hole_filled(segment.seq, echo.value, echo.offset);
             }
             if !is_original {
                 self.rack
-                    .on_delivered(segment.at, end, again, tcb.rtt.min, now);
+                    .on_delivered(segment.at, end, again, snd.rtt.min, now);
             }
         }
     }
@@ -113,8 +130,7 @@ impl Recovery {
         self.reduction.advance_to(una);
     }
 
-    /// Marks the segments that the SACK blocks of `seg` newly cover. Returns their number, and
-    /// their payload in bytes.
+    /// Marks the segments that the SACK blocks of `seg` newly cover.
     ///
     /// Blocks below SND.UNA are ignored: they are D-SACKs (RFC 2883), or come from an ACK that was
     /// overtaken by a later one, whose other blocks are valid nevertheless (RFC 2018 section 5).
@@ -123,17 +139,17 @@ impl Recovery {
     /// and the ranges that a block covers are joined into one.
     pub(crate) fn process_sack<R>(
         &mut self,
-        tcb: &mut Tcb,
+        snd: &mut SendVariables,
         queue: &mut SendBuffer<R>,
         seg: &Segment,
         now: u64,
-    ) -> (u32, u32) {
-        let (mut segments, mut bytes) = (0, 0);
+    ) -> NewlySacked {
+        let mut newly = NewlySacked::default();
         for &(lo, hi) in &seg.sack[..usize::from(seg.sacks)] {
-            if lo.ge(hi) || hi.le(tcb.snd_una) || hi.gt(tcb.snd_nxt) {
+            if lo.ge(hi) || hi.le(snd.una) || hi.gt(snd.nxt) {
                 continue;
             }
-            let mut at = lo.max(tcb.snd_una);
+            let mut at = lo.max(snd.una);
             while at.lt(hi) {
                 if let Some(end) = self.sacked_ranges.end_of_range_at(at) {
                     at = end;
@@ -141,35 +157,36 @@ impl Recovery {
                 }
                 let next = self.sacked_ranges.next_range_after(at);
                 let limit = next.map_or(hi, |next| next.min(hi));
-                let (count, len) = self.mark_sacked(tcb, queue, (at, limit), now);
-                segments += count;
-                bytes += len;
+                let found = self.mark_sacked(snd, queue, at..limit, now);
+                newly.segments += found.segments;
+                newly.bytes += found.bytes;
                 at = limit;
             }
         }
-        self.sacked += segments;
-        self.sacked_bytes += bytes;
-        if segments > 0 {
-            tcb.flags |= ConnectionFlags::RECOVERING;
+        self.sacked += newly.segments;
+        self.sacked_bytes += newly.bytes;
+        if newly.segments > 0 {
+            snd.set(SendFlags::RECOVERING);
         }
-        (segments, bytes)
+        newly
     }
 
-    /// Marks the segments that lie wholly in `from..to`, none of which is marked yet. Returns their
-    /// number, and their payload in bytes.
+    /// Marks the segments that lie wholly in `range`, none of which is marked yet.
     fn mark_sacked<R>(
         &mut self,
-        tcb: &mut Tcb,
+        snd: &mut SendVariables,
         queue: &mut SendBuffer<R>,
-        (from, to): (SeqNr, SeqNr),
+        range: Range<SeqNr>,
         now: u64,
-    ) -> (u32, u32) {
-        let (mut segments, mut bytes) = (0, 0);
+    ) -> NewlySacked {
+        let mut newly = NewlySacked::default();
         let mut covered = None;
-        let mut index = queue.sent.partition_point(|segment| segment.seq.lt(from));
+        let mut index = queue
+            .sent
+            .partition_point(|segment| segment.seq.lt(range.start));
         while let Some(segment) = queue.sent.get_mut(index) {
             let end = segment.end_seq();
-            if end.gt(to) {
+            if end.gt(range.end) {
                 break;
             }
             index += 1;
@@ -177,60 +194,58 @@ impl Recovery {
             if segment.flags & LOST != 0 {
                 self.lost -= 1;
             } else {
-                tcb.pipe -= segment.len;
+                snd.pipe -= segment.len;
             }
             segment.flags = (segment.flags | SACKED) & !LOST;
-            segments += 1;
-            bytes += segment.len;
+            newly.segments += 1;
+            newly.bytes += segment.len;
             let start = covered.map_or(segment.seq, |(start, _)| start);
             covered = Some((start, end));
             let again = segment.flags & RETX != 0;
-            self.rack.note_order(tcb, end, again);
+            self.rack.note_order(snd, end, again);
             self.rack
-                .on_delivered(segment.at, end, again, tcb.rtt.min, now);
+                .on_delivered(segment.at, end, again, snd.rtt.min, now);
         }
         if let Some((start, end)) = covered {
             self.sacked_ranges.insert(start, end);
         }
-        (segments, bytes)
+        newly
     }
 
     /// Marks a segment as lost, unless it is already marked `SACKED` or `LOST`.
-    fn mark_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut SendBuffer<R>, index: usize) {
+    fn mark_lost<R>(&mut self, snd: &mut SendVariables, queue: &mut SendBuffer<R>, index: usize) {
         if let Some(segment) = queue.sent.get_mut(index)
             && segment.flags & (SACKED | LOST) == 0
         {
             segment.flags |= LOST;
-            tcb.pipe -= segment.len;
+            snd.pipe -= segment.len;
             self.lost += 1;
             self.cursor = self.cursor.min(segment.seq);
-            tcb.flags |= ConnectionFlags::RECOVERING;
+            snd.set(SendFlags::RECOVERING);
         }
     }
 
-    /// Lets RACK judge the segments in flight, and marks the lost ones. Returns how many
-    /// retransmissions were lost, and the time of the next check in ns (0: no segment is
-    /// undecided).
+    /// Lets RACK judge the segments in flight, and marks the lost ones.
     pub(crate) fn detect_losses<R>(
         &mut self,
-        tcb: &mut Tcb,
+        snd: &mut SendVariables,
         queue: &mut SendBuffer<R>,
         now: u64,
-    ) -> (u64, u64) {
-        let in_doubt = tcb.phase == RecoveryPhase::Open && self.sacked < DUP_THRESH;
+    ) -> DetectedLosses {
+        let in_doubt = snd.phase == RecoveryPhase::Open && self.sacked < DUP_THRESH;
         let mut rack = core::mem::take(&mut self.rack);
-        let found = rack.detect_losses(tcb, queue, in_doubt, now, |tcb, queue, index| {
-            self.mark_lost(tcb, queue, index)
+        let found = rack.detect_losses(snd, queue, in_doubt, now, |snd, queue, index| {
+            self.mark_lost(snd, queue, index)
         });
         self.rack = rack;
-        (found.retransmitted, found.due)
+        found
     }
 
     /// Withdraws the loss marks of a timeout that was spurious (RFC 4015 section 3.2). The segments
     /// are judged anew, because some of them may be lost nevertheless.
     pub(crate) fn withdraw_lost_marks<R>(
         &mut self,
-        tcb: &mut Tcb,
+        snd: &mut SendVariables,
         queue: &mut SendBuffer<R>,
         now: u64,
     ) {
@@ -241,17 +256,17 @@ impl Recovery {
                 .filter(|segment| segment.flags & LOST != 0)
             {
                 segment.flags &= !LOST;
-                tcb.pipe += segment.len;
+                snd.pipe += segment.len;
             }
             self.lost = 0;
         }
-        self.rack.judge_again(tcb, queue, now);
+        self.rack.judge_again(snd, queue, now);
     }
 
     /// Begins fast recovery.
-    pub(crate) fn begin_fast_recovery(&mut self, tcb: &mut Tcb) {
-        tcb.phase = RecoveryPhase::Recovery;
-        tcb.flags |= ConnectionFlags::RECOVERING;
+    pub(crate) fn begin_fast_recovery(&mut self, snd: &mut SendVariables) {
+        snd.phase = RecoveryPhase::Recovery;
+        snd.set(SendFlags::RECOVERING);
         self.probe = None;
     }
 
@@ -268,29 +283,34 @@ impl Recovery {
     }
 
     /// Marks the first segment as lost: without SACK it is the lost one (RFC 6582 section 3.2).
-    pub(crate) fn mark_first_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut SendBuffer<R>) {
-        self.mark_lost(tcb, queue, 0);
+    pub(crate) fn mark_first_lost<R>(
+        &mut self,
+        snd: &mut SendVariables,
+        queue: &mut SendBuffer<R>,
+    ) {
+        self.mark_lost(snd, queue, 0);
     }
 
     /// Returns to the fast path if no segment is marked any more.
-    pub(crate) fn finish_if_settled(&mut self, tcb: &mut Tcb) {
-        if tcb.phase == RecoveryPhase::Open
+    pub(crate) fn finish_if_settled(&mut self, snd: &mut SendVariables) {
+        if snd.phase == RecoveryPhase::Open
             && self.sacked == 0
             && self.lost == 0
             && self.probe.is_none()
         {
-            tcb.flags &= !ConnectionFlags::RECOVERING;
-            self.rack.forget_acknowledged(tcb.snd_una);
+            snd.clear(SendFlags::RECOVERING);
+            self.rack.forget_acknowledged(snd.una);
         }
     }
 
     /// Marks the segments lost at a retransmission timeout (RFC 8985 section 6.3): the first one,
-    /// and those whose time to arrive has passed; without SACK all (RFC 5681 section 3.1). SND.NXT
+    /// and those whose time to arrive has passed; without `has_sack` all (RFC 5681 section 3.1). SND.NXT
     /// is not moved back, which would make our pure ACKs unacceptable to the peer.
     pub(crate) fn mark_after_timeout<R>(
         &mut self,
-        tcb: &mut Tcb,
+        snd: &mut SendVariables,
         queue: &mut SendBuffer<R>,
+        has_sack: bool,
         now: u64,
     ) {
         // A SACKed first segment means that the peer reneged (RFC 2018 section 8). It may have
@@ -300,8 +320,8 @@ impl Recovery {
             .sent
             .front()
             .is_some_and(|segment| segment.flags & SACKED != 0);
-        let all = !tcb.has(ConnectionFlags::SACK);
-        (self.lost, tcb.pipe) = (0, 0);
+        let all = !has_sack;
+        (self.lost, snd.pipe) = (0, 0);
         for (index, segment) in queue.sent.iter_mut().enumerate() {
             let sacked = segment.flags & SACKED != 0;
             if renege {
@@ -313,36 +333,36 @@ impl Recovery {
                 || all
                 || sacked
                 || segment.flags & LOST != 0
-                || self.rack.is_expired(tcb, segment.at, now)
+                || self.rack.is_expired(snd, segment.at, now)
             {
                 segment.flags |= LOST;
                 self.lost += 1;
             } else {
-                tcb.pipe += segment.len;
+                snd.pipe += segment.len;
             }
         }
         if renege {
             (self.sacked, self.sacked_bytes) = (0, 0);
             self.sacked_ranges.clear();
         }
-        self.reduction.point = tcb.snd_nxt;
-        self.cursor = tcb.snd_una;
+        self.reduction.point = snd.nxt;
+        self.cursor = snd.una;
         self.probe = None;
         self.is_answered = false;
-        tcb.phase = RecoveryPhase::Loss;
-        tcb.flags |= ConnectionFlags::RECOVERING;
+        snd.phase = RecoveryPhase::Loss;
+        snd.set(SendFlags::RECOVERING);
     }
 
     /// Recounts the marks after segments that exceed the path MTU were resegmented and marked as
     /// lost. That is no sign of congestion (RFC 1191 section 6.5).
-    pub(crate) fn recount_lost<R>(&mut self, tcb: &mut Tcb, queue: &SendBuffer<R>) {
-        (self.lost, tcb.pipe) = (0, 0);
+    pub(crate) fn recount_lost<R>(&mut self, snd: &mut SendVariables, queue: &SendBuffer<R>) {
+        (self.lost, snd.pipe) = (0, 0);
         for segment in &queue.sent {
             self.lost += u32::from(segment.flags & LOST != 0);
-            tcb.pipe += if segment.in_pipe() { segment.len } else { 0 };
+            snd.pipe += if segment.in_pipe() { segment.len } else { 0 };
         }
-        self.cursor = tcb.snd_una;
-        tcb.flags |= ConnectionFlags::RECOVERING;
+        self.cursor = snd.una;
+        snd.set(SendFlags::RECOVERING);
     }
 
     /// Returns the index of the next segment to retransmit.
@@ -366,7 +386,7 @@ impl Recovery {
     /// Records the retransmission of the segment at `index`.
     pub(crate) fn on_retransmitted<R>(
         &mut self,
-        tcb: &mut Tcb,
+        snd: &mut SendVariables,
         queue: &mut SendBuffer<R>,
         index: usize,
         now: u64,
@@ -383,27 +403,24 @@ impl Recovery {
         segment.at = now;
         self.lost -= 1;
         self.cursor = segment.end_seq();
-        tcb.pipe += segment.len;
+        snd.pipe += segment.len;
         self.rack.on_retransmitted(segment.seq, now);
     }
 
-    /// Records that a tail loss probe was sent (RFC 8985 section 7.3). `again`: it was a
-    /// retransmission of the last segment, which is counted in the pipe only once. `is_answered`: see
-    /// [`OutstandingProbe`].
+    /// Records that a tail loss probe was sent (RFC 8985 section 7.3). The pipe counts a
+    /// retransmission of the last segment only once.
     pub(crate) fn on_probe_sent<R>(
         &mut self,
-        tcb: &mut Tcb,
+        snd: &mut SendVariables,
         queue: &mut SendBuffer<R>,
-        (again, is_answered): (bool, bool),
+        probe: OutstandingProbe,
         now: u64,
     ) {
-        self.probe = Some(OutstandingProbe {
-            end: tcb.snd_nxt,
-            again,
-            is_answered,
-        });
-        tcb.flags |= ConnectionFlags::RECOVERING;
-        if again && let Some(segment) = queue.sent.back_mut() {
+        self.probe = Some(probe);
+        snd.set(SendFlags::RECOVERING);
+        if probe.again
+            && let Some(segment) = queue.sent.back_mut()
+        {
             segment.flags |= RETX;
             segment.at = now;
             self.rack.on_retransmitted(segment.seq, now);

@@ -2,10 +2,10 @@
 
 use crate::base::sequence::SeqNr;
 use crate::congestion::RecoveryPhase;
-use crate::loss::recovery::Recovery;
+use crate::loss::rack::DetectedLosses;
+use crate::loss::recovery::{NewlySacked, Recovery};
 use crate::queues::send_buffer::{LOST, RETX, SACKED, SendBuffer};
-use crate::tcb::Tcb;
-use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::{SendFlags, SendVariables};
 use crate::wire::segment::Segment;
 
 const MSS: u32 = 1000;
@@ -15,7 +15,7 @@ const START: u64 = 1_000_000_000;
 
 /// A sender with segments in flight, one every microsecond.
 struct Sender {
-    tcb: Tcb,
+    snd: SendVariables,
     queue: SendBuffer<u32>,
     recovery: Recovery,
     now: u64,
@@ -23,12 +23,11 @@ struct Sender {
 
 impl Sender {
     fn new(first: SeqNr) -> Sender {
-        let mut tcb = Tcb::new(MSS as u16);
-        (tcb.snd_una, tcb.snd_nxt) = (first, first);
-        tcb.flags |= ConnectionFlags::SACK;
-        tcb.rtt.add_sample(RTT);
+        let mut snd = SendVariables::new();
+        (snd.una, snd.nxt) = (first, first);
+        snd.rtt.add_sample(RTT);
         Sender {
-            tcb,
+            snd,
             queue: SendBuffer::new(),
             recovery: Recovery::new(first),
             now: START,
@@ -41,30 +40,29 @@ impl Sender {
             let plan = self.queue.plan_segment(MSS, MSS).unwrap();
             let segment = self
                 .queue
-                .make_segment(&plan, self.tcb.snd_nxt, false, self.now);
+                .make_segment(&plan, self.snd.nxt, false, self.now);
             self.queue.commit_plan(&plan);
             self.queue.sent.push_back(segment);
-            self.tcb.snd_nxt += MSS;
-            self.tcb.pipe += MSS;
+            self.snd.nxt += MSS;
+            self.snd.pipe += MSS;
             self.now += 1000;
         }
     }
 
     /// Processes a cumulative ACK of all data before `ack`.
     fn ack(&mut self, ack: SeqNr) {
-        let none = (None, 0);
         self.recovery
-            .before_ack(&mut self.tcb, &self.queue, ack, none, self.now);
-        let acked = self.queue.ack_to(ack, &mut self.tcb.pipe);
+            .before_ack(&mut self.snd, &self.queue, ack, None, self.now);
+        let acked = self.queue.ack_to(ack, &mut self.snd.pipe);
         self.queue.take_acked(drop);
-        self.tcb.snd_una = ack;
+        self.snd.una = ack;
         self.recovery
             .on_acked(ack, acked.sacked_segs, acked.lost_segs);
     }
 
     /// Processes SACK blocks, given as segment numbers counted from SND.UNA.
-    fn sack(&mut self, blocks: &[(u32, u32)]) -> (u32, u32) {
-        let una = self.tcb.snd_una;
+    fn sack(&mut self, blocks: &[(u32, u32)]) -> NewlySacked {
+        let una = self.snd.una;
         let mut segment = Segment {
             ack: una,
             sacks: blocks.len() as u8,
@@ -74,19 +72,19 @@ impl Sender {
             *entry = (una + lo * MSS, una + hi * MSS);
         }
         self.recovery
-            .process_sack(&mut self.tcb, &mut self.queue, &segment, self.now)
+            .process_sack(&mut self.snd, &mut self.queue, &segment, self.now)
     }
 
-    fn detect(&mut self) -> (u64, u64) {
+    fn detect(&mut self) -> DetectedLosses {
         self.recovery
-            .detect_losses(&mut self.tcb, &mut self.queue, self.now)
+            .detect_losses(&mut self.snd, &mut self.queue, self.now)
     }
 
     /// Retransmits the next lost segment; returns its index.
     fn retransmit(&mut self) -> Option<usize> {
         let index = self.recovery.next_lost(&self.queue)?;
         self.recovery
-            .on_retransmitted(&mut self.tcb, &mut self.queue, index, self.now);
+            .on_retransmitted(&mut self.snd, &mut self.queue, index, self.now);
         Some(index)
     }
 
@@ -115,7 +113,7 @@ impl Sender {
         assert_eq!(self.recovery.sacked as usize, count(SACKED).count());
         assert_eq!(self.recovery.sacked_bytes, bytes);
         assert_eq!(self.recovery.lost as usize, count(LOST).count());
-        assert_eq!(self.tcb.pipe, pipe);
+        assert_eq!(self.snd.pipe, pipe);
     }
 }
 
@@ -151,7 +149,7 @@ fn marks_do_not_depend_on_the_order_of_blocks() {
             };
             if (lo + len) <= 40 * MSS {
                 sender.recovery.process_sack(
-                    &mut sender.tcb,
+                    &mut sender.snd,
                     &mut sender.queue,
                     &segment,
                     sender.now,
@@ -190,7 +188,7 @@ fn repeated_blocks_cost_no_walk_of_what_they_cover() {
             (half, 2 * half - shift),
             (half + 2 * shift, 2 * half - 2 * shift),
         ]);
-        assert_eq!(found, (0, 0));
+        assert_eq!(found, NewlySacked::default());
     }
     // Walking the segments takes half a minute; range lookups take a tenth of a second.
     let took = began.elapsed();
@@ -202,24 +200,24 @@ fn repeated_blocks_cost_no_walk_of_what_they_cover() {
 fn a_d_sack_after_2_gib_widens_the_reordering_window() {
     let mut sender = Sender::new(SeqNr(u32::MAX - 5));
     sender.send(1);
-    sender.recovery.rack.on_dsack(&sender.tcb);
+    sender.recovery.rack.on_dsack(&sender.snd);
     // More than half of the sequence space is acknowledged before the next.
     for _ in 0..5 {
-        sender.tcb.snd_nxt += (1 << 29) - 1000;
-        let una = sender.tcb.snd_nxt;
+        sender.snd.nxt += (1 << 29) - 1000;
+        let una = sender.snd.nxt;
         sender.queue.sent.clear();
-        sender.tcb.pipe = 0;
-        sender.tcb.snd_una = una;
+        sender.snd.pipe = 0;
+        sender.snd.una = una;
         sender.recovery.on_acked(una, 0, 0);
     }
     sender.send(4);
-    sender.recovery.rack.on_dsack(&sender.tcb);
+    sender.recovery.rack.on_dsack(&sender.snd);
     // The window is now three quarters of the minimum RTT; without the second D-SACK it would be
     // half.
-    sender.tcb.flags |= ConnectionFlags::REORDERING_SEEN;
+    sender.snd.set(SendFlags::REORDERING_SEEN);
     sender.now = sender.queue.sent[3].at + RTT;
     sender.sack(&[(3, 4)]);
-    let (_, due) = sender.detect();
+    let due = sender.detect().due;
     assert_eq!(due, sender.queue.sent[0].at + RTT + 3 * (RTT / 4));
 }
 
@@ -232,21 +230,21 @@ fn marks_that_are_withdrawn_are_judged_again() {
     sender.now += 10 * RTT;
     sender
         .recovery
-        .mark_after_timeout(&mut sender.tcb, &mut sender.queue, sender.now);
+        .mark_after_timeout(&mut sender.snd, &mut sender.queue, true, sender.now);
     assert_eq!(sender.retransmit(), Some(0));
     assert_eq!(sender.lost(), [1, 2, 3, 4, 5]);
     sender.now += RTT / 2;
     sender.ack(SeqNr(77) + 2 * MSS);
     let withdrawn_at = sender.now;
-    sender.tcb.phase = RecoveryPhase::Open;
+    sender.snd.phase = RecoveryPhase::Open;
     sender
         .recovery
-        .withdraw_lost_marks(&mut sender.tcb, &mut sender.queue, withdrawn_at);
+        .withdraw_lost_marks(&mut sender.snd, &mut sender.queue, withdrawn_at);
     assert!(sender.lost().is_empty());
     sender.check_counts();
     sender.sack(&[(1, 4)]);
     // It has the same time to arrive as if it were sent now.
-    let (_, due) = sender.detect();
+    let due = sender.detect().due;
     assert!(sender.lost().is_empty());
     assert!(due >= withdrawn_at, "a later judgement is due");
     sender.now = due;
@@ -261,7 +259,7 @@ fn a_lost_retransmission_is_judged_again() {
     sender.send(6);
     sender.now += RTT;
     sender.sack(&[(1, 4)]);
-    sender.tcb.phase = RecoveryPhase::Recovery;
+    sender.snd.phase = RecoveryPhase::Recovery;
     sender.now += 2 * RTT;
     sender.detect();
     assert_eq!(sender.retransmit(), Some(0));
@@ -269,15 +267,15 @@ fn a_lost_retransmission_is_judged_again() {
     sender.now += 10 * RTT;
     sender
         .recovery
-        .mark_after_timeout(&mut sender.tcb, &mut sender.queue, sender.now);
-    sender.tcb.phase = RecoveryPhase::Open;
+        .mark_after_timeout(&mut sender.snd, &mut sender.queue, true, sender.now);
+    sender.snd.phase = RecoveryPhase::Open;
     sender
         .recovery
-        .withdraw_lost_marks(&mut sender.tcb, &mut sender.queue, sender.now);
+        .withdraw_lost_marks(&mut sender.snd, &mut sender.queue, sender.now);
     sender.send(2);
     sender.now += RTT;
     sender.sack(&[(7, 8)]);
-    let (_, due) = sender.detect();
+    let due = sender.detect().due;
     sender.now = due.max(sender.now) + RTT;
     sender.detect();
     assert!(sender.lost().contains(&0), "{:?}", sender.lost());
@@ -294,13 +292,17 @@ fn what_a_peer_reneged_on_is_lost() {
     sender.now += 2 * RTT;
     sender
         .recovery
-        .mark_after_timeout(&mut sender.tcb, &mut sender.queue, sender.now);
+        .mark_after_timeout(&mut sender.snd, &mut sender.queue, true, sender.now);
     sender.check_counts();
     assert_eq!(sender.recovery.sacked, 0);
     for index in [0, 1, 3, 4] {
         assert!(sender.lost().contains(&index), "{:?}", sender.lost());
     }
     // Segments reported again are marked again.
-    assert_eq!(sender.sack(&[(3, 5)]), (2, 2 * MSS));
+    let again = NewlySacked {
+        segments: 2,
+        bytes: 2 * MSS,
+    };
+    assert_eq!(sender.sack(&[(3, 5)]), again);
     sender.check_counts();
 }

@@ -295,7 +295,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         };
         let conn = &mut self.slots[index];
-        if conn.tcb.state != TcpState::SynSent || seq != conn.tcb.snd_una {
+        if conn.tcb.state != TcpState::SynSent || seq != conn.sender.snd.una {
             return;
         }
         if soft {
@@ -320,10 +320,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let found = self.slots.find(&self.shared, key, hash);
         let Some(index) = found else { return };
         let conn = &mut self.slots[index];
-        let tcb = &conn.tcb;
+        let snd = &conn.sender.snd;
         let min = if key.is_v6() { MIN_V6 } else { MIN_V4 };
-        if tcb.state == TcpState::SynSent || seq.lt(tcb.snd_una) || seq.ge(tcb.snd_nxt) || mtu < min
-        {
+        let is_in_flight = seq.ge(snd.una) && seq.lt(snd.nxt);
+        if conn.tcb.state == TcpState::SynSent || !is_in_flight || mtu < min {
             return;
         }
         let emss = conn.path.emss_for(&conn.tcb, mtu);
@@ -348,7 +348,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.shared.stats.pmtu_reductions += 1;
             self.shared.paths.learn(key.remote().ip(), mtu, now);
             let cx = &mut self.shared.context_of(conn.id(index));
-            conn.path.narrow(&mut conn.tcb, &mut conn.sender, cx, emss);
+            conn.narrow_path(cx, emss);
         }
     }
 }

@@ -42,7 +42,6 @@ use crate::stack::datagrams::{Datagram, DatagramOutcome, PortMapperEvent, PortMa
 use crate::stack::host_path::HostFrames;
 use crate::stack::receive::RxPipeline;
 use crate::stack::slots::Slots;
-use crate::tcb::Tcb;
 use crate::wire::constants::PORT_MAPPER_PORT;
 
 /// Connections that send again in one call because their path has changed. The others follow in the next
@@ -123,7 +122,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         + SideTable::ENTRY
         + FlowTable::SHARE;
     /// The part of these bytes that every segment accesses.
-    pub const HOT_BYTES: usize = size_of::<Tcb>();
+    pub const HOT_BYTES: usize = Connection::<B, R>::HOT_BYTES;
 
     /// Creates a stack after checking the configuration.
     pub fn new(config: StackConfig, now: Instant) -> Result<Self, StackError> {
@@ -154,14 +153,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// measurement.
     #[inline]
     pub fn smoothed_round_trip(&self, id: ConnId) -> Option<u64> {
-        let srtt = self.slots.owned(id)?.tcb.rtt.srtt;
+        let srtt = self.slots.owned(id)?.sender.snd.rtt.srtt;
         (srtt > 0).then_some(srtt)
     }
 
     /// Returns a snapshot of the connection; `None` for a stale id.
     pub fn tcp_info(&self, id: ConnId) -> Option<TcpInfo> {
         let conn = self.slots.owned(id)?;
-        let tcb = &conn.tcb;
+        let (tcb, snd) = (&conn.tcb, &conn.sender.snd);
         let repeats = self.shared.side_table.repeats(id.index);
         Some(TcpInfo {
             state: tcb.state,
@@ -170,19 +169,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
             user: tcb.user,
             listener: (conn.listener != NO_LISTENER).then_some(ListenerId(conn.listener)),
             effective_mss: usize::from(tcb.emss),
-            cwnd: tcb.window.cwnd(),
-            ssthresh: tcb.window.ssthresh().finite_bytes().unwrap_or(u32::MAX),
-            send_window: tcb.snd_wnd,
-            in_flight: tcb.flight(),
-            unsent: tcb.unsent,
+            cwnd: snd.window.cwnd(),
+            ssthresh: snd.window.ssthresh().finite_bytes().unwrap_or(u32::MAX),
+            send_window: snd.wnd,
+            in_flight: snd.flight(),
+            unsent: snd.unsent,
             readable: conn.receiver.receive_queue.len_bytes(),
-            srtt: (tcb.rtt.srtt > 0).then(|| Duration::from_nanos(tcb.rtt.srtt)),
+            srtt: (snd.rtt.srtt > 0).then(|| Duration::from_nanos(snd.rtt.srtt)),
             timestamps: tcb.has(ConnectionFlags::TIMESTAMPS),
             sack: tcb.has(ConnectionFlags::SACK),
             ecn: tcb.has(ConnectionFlags::ECN),
             rto: Duration::from_nanos(
-                tcb.rtt
-                    .retransmission_timeout(&self.shared.rto_limits, tcb.backoff),
+                snd.rtt
+                    .retransmission_timeout(&self.shared.rto_limits, snd.backoff),
             ),
             retransmissions: repeats.retransmissions,
             retransmitted_in_flight: conn.sender.retransmitted_in_flight(),
@@ -243,7 +242,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .schedule_output(index, tcb, ConnectionFlags::NONE);
         self.shared
             .context_of(conn.id(index))
-            .update_active_count(&mut conn.tcb);
+            .update_active_count(&mut conn.tcb, &conn.sender.snd);
     }
 
     /// Ends the connection at once; the next `poll` sends the reset. Queued records stay until
@@ -253,8 +252,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if self.slots.owned(id).is_some() {
             let conn = &mut self.slots[id.index];
             if conn.tcb.state != TcpState::Closed {
-                conn.path
-                    .schedule_reset(&mut conn.tcb, &mut self.shared.context_of(id));
+                conn.schedule_reset(&mut self.shared.context_of(id));
                 conn.fail_connection(&mut self.shared.context_of(id), Events::NONE);
             }
         }
@@ -284,8 +282,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2 | TcpState::CloseWait
         ) && !conn.receiver.receive_queue.is_empty()
         {
-            conn.path
-                .schedule_reset(&mut conn.tcb, &mut self.shared.context_of(id));
+            conn.schedule_reset(&mut self.shared.context_of(id));
             conn.enter_closed(&mut self.shared.context_of(id));
         }
         self.start_close(index);
@@ -396,7 +393,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         }
         let conn = &mut self.slots[id.index];
-        let (next, queued) = (conn.tcb.rcv_nxt, conn.receiver.receive_queue.len_bytes());
+        let (next, queued) = (
+            conn.receiver.rcv.nxt,
+            conn.receiver.receive_queue.len_bytes(),
+        );
         if let Some(queue) = &mut conn.receiver.out_of_order {
             queue.show_unseen(|seq, block| visit(queued + (seq - next) as usize, block));
         }
@@ -486,24 +486,22 @@ impl<B: RecvBuf, R> Stack<B, R> {
             conn.tcb.flags &= !ConnectionFlags::IN_OUTPUT_LIST;
             conn.receiver
                 .update_held_buffers(&mut self.shared.context_of(conn.id(index)));
-            if conn.tcb.rtt.srtt >= LONG_PATH {
-                conn.receiver
-                    .tune_window(&conn.tcb, &mut self.shared.context_of(conn.id(index)));
+            let srtt = conn.sender.snd.rtt.srtt;
+            if srtt >= LONG_PATH {
+                let cx = &mut self.shared.context_of(conn.id(index));
+                conn.receiver.tune_window(&conn.tcb, srtt, cx);
             }
             let is_closed = conn.tcb.state == TcpState::Closed;
-            let before = conn.tcb.snd_nxt;
+            let before = conn.sender.snd.nxt;
             let sent = if is_closed {
-                {
-                    let cx = &mut self.shared.context_of(conn.id(index));
-                    conn.path.send_pending_reset(&mut conn.tcb, cx, sink)
-                }
+                conn.send_pending_reset(&mut self.shared.context_of(conn.id(index)), sink)
             } else {
                 conn.send_pending(&mut self.shared.context_of(conn.id(index)), sink)
             };
             if sent.is_err() {
                 conn.tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
                 // One that has filled the sink goes behind the others, which have their turns first.
-                if conn.tcb.snd_nxt == before {
+                if conn.sender.snd.nxt == before {
                     self.shared.output_list.push_front(index);
                 } else {
                     self.shared.output_list.push_back(index);
@@ -526,7 +524,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         {
             self.shared.awaited_answers.pop_front();
             let conn = &mut self.slots[index];
-            if conn.tcb.ack_at == at {
+            if conn.receiver.ack_at == at {
                 conn.on_answer_missed(&mut self.shared.context_of(conn.id(index)));
             }
         }

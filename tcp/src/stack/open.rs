@@ -219,7 +219,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .set_quota_owner(owner);
             let conn = &mut self.slots[index];
             let cx = &mut self.shared.context_of(conn.id(index));
-            conn.path.ensure_resolved(&mut conn.tcb, cx);
+            conn.ensure_resolved(cx);
         }
         Ok(ConnId {
             index,
@@ -252,7 +252,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 return None;
             }
             self.shared.stats.time_wait_recycled += 1;
-            previous = Some(conn.tcb.snd_nxt);
+            previous = Some(conn.sender.snd.nxt);
             conn.enter_closed(&mut self.shared.context_of(conn.id(index)));
             self.slots.free_if_done(&mut self.shared, index);
         }
@@ -390,7 +390,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         self.shared.stats.time_wait_recycled += 1;
         let conn = &mut self.slots[index];
-        let previous = Some(conn.tcb.snd_nxt);
+        let previous = Some(conn.sender.snd.nxt);
         conn.enter_closed(&mut self.shared.context_of(conn.id(index)));
         self.slots.free_if_done(&mut self.shared, index);
         self.on_unmatched_segment(key, seg, payload, src_mac, previous);
@@ -508,14 +508,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
         tcb.state = TcpState::SynReceived;
         tcb.flags |=
             ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
-        tcb.snd_una = cookie.sequence;
-        tcb.snd_nxt = seg.ack;
-        tcb.snd_wl2 = cookie.sequence;
+        let snd = &mut conn.sender.snd;
+        snd.una = cookie.sequence;
+        snd.nxt = seg.ack;
+        snd.wl2 = cookie.sequence;
         // The time of the SYN-ACK is not recorded: a backoff of 1 prevents a round-trip measurement.
-        tcb.backoff = 1;
+        snd.backoff = 1;
         self.shared
             .context_of(conn.id(index))
-            .update_active_count(&mut conn.tcb);
+            .update_active_count(&mut conn.tcb, &conn.sender.snd);
         Some(index)
     }
 }

@@ -25,6 +25,7 @@ use crate::connection::receiver::Delivery;
 use crate::stack::Stack;
 use crate::stack::syn_cookies::CookieAck;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::SendFlags;
 use crate::tcb::timer::Timer;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::checksum::OnesComplementSum;
@@ -531,20 +532,20 @@ impl RxCoalescer {
         index: u32,
         conn: &Connection<B, R>,
     ) {
-        const NEVER: ConnectionFlags = ConnectionFlags::RECOVERING
-            .union(ConnectionFlags::RELEASED)
+        const NEVER: ConnectionFlags = ConnectionFlags::RELEASED
             .union(ConnectionFlags::FIN_SEEN)
             .union(ConnectionFlags::LAST_WAS_MARKED)
             .union(ConnectionFlags::UNREAD)
             .union(ConnectionFlags::TIMESTAMPS);
-        let tcb = &conn.tcb;
-        let window = tcb.snd_wnd >> tcb.scales.send();
+        let (tcb, snd, rcv) = (&conn.tcb, &conn.sender.snd, &conn.receiver.rcv);
+        let window = snd.wnd >> tcb.scales.send();
         if tcb.state != TcpState::Established
             || tcb.is_timer(Timer::Persist)
             || tcb.flags & NEVER != ConnectionFlags::TIMESTAMPS
+            || snd.has(SendFlags::RECOVERING)
             || conn.receiver.out_of_order.is_some()
             || window > 0xffff
-            || window << tcb.scales.send() != tcb.snd_wnd
+            || window << tcb.scales.send() != snd.wnd
         {
             return;
         }
@@ -555,12 +556,12 @@ impl RxCoalescer {
         self.index = index;
         self.v6 = conn.path.template.is_v6();
         (self.addresses, self.ports) = conn.path.template.key().in_peer_headers();
-        self.match_next = tcb.rcv_nxt;
-        self.ack = tcb.snd_una;
+        self.match_next = rcv.nxt;
+        self.ack = snd.una;
         self.window = window as u16;
-        self.ts_recent = tcb.ts_recent;
+        self.ts_recent = rcv.ts_recent;
         self.emss = u32::from(tcb.emss);
-        self.space = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+        self.space = rcv.window();
         self.room = u32::try_from(room.min(all)).unwrap_or(u32::MAX);
         (self.segs, self.counted, self.buffers, self.bytes) = (0, 0, 0, 0);
         self.push = false;
@@ -689,8 +690,8 @@ impl RxCoalescer {
         tcb.probes = 0;
         // TS.Recent stays: only the segment that begins where the last ACK ended updates it (RFC
         // 7323 section 4.3), and that can only be the one before this run.
-        tcb.snd_wl1 = self.match_next - 1;
-        tcb.snd_wl2 = self.ack;
+        conn.sender.snd.wl1 = self.match_next - 1;
+        conn.sender.snd.wl2 = self.ack;
         let run = Delivery {
             bytes: self.bytes,
             buffers: self.buffers,

@@ -10,6 +10,7 @@ use crate::connection::closing_list::Closing;
 use crate::connection::context::SharedState;
 use crate::queues::send_buffer::SendBuffer;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::SendFlags;
 use crate::wire::flow_key::FlowKey;
 
 /// The connections of a stack, by the index of their slot.
@@ -124,6 +125,7 @@ impl<B: RecvBuf, R> Slots<B, R> {
         conn.generation = conn.generation.wrapping_add(1);
         conn.tcb.flags &= ConnectionFlags::IN_OUTPUT_LIST;
         conn.tcb.events = 0;
+        conn.sender.snd.flags = SendFlags::NONE;
         conn.sender.send_buffer = SendBuffer::new();
         conn.receiver.receive_queue.clear();
         conn.receiver
@@ -182,9 +184,7 @@ impl<B: RecvBuf, R> Slots<B, R> {
         }
         if let Some(index) = shared.closing.oldest(Closing::Orphan)
             && let conn = &self[index]
-            && conn
-                .path
-                .hand_over_reset(&conn.tcb, &mut shared.context_of(conn.id(index)))
+            && conn.hand_over_reset(&mut shared.context_of(conn.id(index)))
         {
             shared.stats.orphans_evicted += 1;
             self.free(shared, index);

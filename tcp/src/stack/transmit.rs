@@ -10,6 +10,7 @@ use crate::base::time::Instant;
 use crate::queues::send_buffer::SendBuffer;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::SendFlags;
 use crate::wire::template::SegmentFields;
 
 /// The send buffer of a connection, while its owner adds to it.
@@ -86,16 +87,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(conn) = self.slots.owned(id) else {
             return 0;
         };
-        let tcb = &conn.tcb;
+        let (tcb, snd) = (&conn.tcb, &conn.sender.snd);
         if !matches!(tcb.state, TcpState::Established | TcpState::CloseWait) {
             return 0;
         }
-        let floor = if tcb.unsent == 0 {
+        let floor = if snd.unsent == 0 {
             u32::from(tcb.emss)
         } else {
             0
         };
-        tcb.room().max(floor) as usize
+        snd.room().max(floor) as usize
     }
 
     /// Queues a record of `len` bytes after the others; `ends_message`: PSH is set. Only the caller's
@@ -108,7 +109,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         record: R,
         ends_message: bool,
     ) -> Result<(), R> {
-        let unsent = self.slots.owned(id).map_or(0, |conn| conn.tcb.unsent);
+        let conn = self.slots.owned(id);
+        let unsent = conn.map_or(0, |conn| conn.sender.snd.unsent);
         let is_possible = len > 0 && unsent.checked_add(len).is_some();
         let mut rest = Some(record);
         self.push_records(id, |records| {
@@ -135,7 +137,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 && !conn.tcb.has(ConnectionFlags::RELEASED)
                 && matches!(conn.tcb.state, TcpState::Established | TcpState::CloseWait)
         })?;
-        let before = conn.tcb.unsent;
+        let before = conn.sender.snd.unsent;
         let mut records = NewRecords {
             send_buffer: &mut conn.sender.send_buffer,
             unsent: before,
@@ -145,11 +147,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if unsent == before {
             return Some(result);
         }
-        conn.tcb.unsent = unsent;
+        conn.sender.snd.unsent = unsent;
         if !conn.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
             self.shared
                 .context_of(id)
-                .update_active_count(&mut conn.tcb);
+                .update_active_count(&mut conn.tcb, &conn.sender.snd);
         }
         self.shared
             .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
@@ -164,10 +166,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let conn = &mut self.slots[id.index];
             // A pure ACK may still travel with data of this batch; otherwise `poll` sends it.
             let ack = conn.tcb.flags & ConnectionFlags::NEED_ACK;
-            let data = conn.tcb.unsent > 0
-                || conn
-                    .tcb
-                    .has(ConnectionFlags::RECOVERING | ConnectionFlags::FIN_QUEUED);
+            let data = conn.sender.snd.unsent > 0
+                || conn.sender.snd.has(SendFlags::RECOVERING)
+                || conn.tcb.has(ConnectionFlags::FIN_QUEUED);
             if data && self.shared.is_output_blocked {
                 self.shared
                     .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
@@ -231,13 +232,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
             if let Some(conn) = self.slots.current(early.id)
                 && conn.tcb.state != TcpState::Closed
             {
-                let tcb = &conn.tcb;
+                let (snd, rcv) = (&conn.sender.snd, &conn.receiver.rcv);
                 let fields = SegmentFields {
-                    seq: tcb.snd_nxt,
+                    seq: snd.nxt,
                     ack: early.ack,
                     flags: early.flags,
                     window: early.window,
-                    ts: conn.path.timestamps(tcb, self.shared.now),
+                    ts: conn.path.timestamps(&conn.tcb, rcv, self.shared.now),
                     options: &[],
                     payload: 0,
                     ect: false,

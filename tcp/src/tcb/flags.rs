@@ -1,4 +1,5 @@
-//! Boolean state of a connection, one bit each.
+//! Boolean state of a connection, one bit each. That of the send side alone is in
+//! [`SendFlags`](super::send_variables::SendFlags).
 
 use core::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign, BitXorAssign, Not};
 
@@ -38,41 +39,28 @@ impl ConnectionFlags {
     pub const PASSIVE: ConnectionFlags = ConnectionFlags(1 << 13);
     /// Counted in its listener's backlog.
     pub const IN_BACKLOG: ConnectionFlags = ConnectionFlags(1 << 14);
-    /// Segments are SACKed or lost, or a recovery is in progress: no fast path.
-    pub const RECOVERING: ConnectionFlags = ConnectionFlags(1 << 15);
     /// In the flow table.
-    pub const IN_FLOW_TABLE: ConnectionFlags = ConnectionFlags(1 << 16);
-    /// The persist timer fired: part of a record may be sent.
-    pub const MAY_SPLIT_RECORD: ConnectionFlags = ConnectionFlags(1 << 17);
+    pub const IN_FLOW_TABLE: ConnectionFlags = ConnectionFlags(1 << 15);
     /// The peer's FIN arrived, possibly ahead of data.
-    pub const FIN_SEEN: ConnectionFlags = ConnectionFlags(1 << 18);
+    pub const FIN_SEEN: ConnectionFlags = ConnectionFlags(1 << 16);
     /// A tail loss probe must be sent (RFC 8985 section 7.3).
-    pub const NEED_TAIL_PROBE: ConnectionFlags = ConnectionFlags(1 << 19);
-    /// The path was seen to reorder (RACK.reordering_seen).
-    pub const REORDERING_SEEN: ConnectionFlags = ConnectionFlags(1 << 20);
+    pub const NEED_TAIL_PROBE: ConnectionFlags = ConnectionFlags(1 << 17);
     /// Marks must be echoed: an ECN-setup SYN or SYN-ACK was sent and answered (RFC 3168 section
     /// 6.1.1). Whether data may be sent ECN-capable is decided separately.
-    pub const ECN: ConnectionFlags = ConnectionFlags(1 << 21);
+    pub const ECN: ConnectionFlags = ConnectionFlags(1 << 18);
     /// Our ACKs carry ECE (RFC 3168 section 6.1.3).
-    pub const SEND_ECE: ConnectionFlags = ConnectionFlags(1 << 22);
-    /// Our next new segment carries CWR (RFC 3168 section 6.1.2).
-    pub const SEND_CWR: ConnectionFlags = ConnectionFlags(1 << 23);
+    pub const SEND_ECE: ConnectionFlags = ConnectionFlags(1 << 19);
     /// DCTCP.CE (RFC 8257 section 3.2): the last data segment was marked.
-    pub const LAST_WAS_MARKED: ConnectionFlags = ConnectionFlags(1 << 24);
+    pub const LAST_WAS_MARKED: ConnectionFlags = ConnectionFlags(1 << 20);
     /// `emss` is below the value that the ends agreed on.
-    pub const NARROW_PATH: ConnectionFlags = ConnectionFlags(1 << 25);
+    pub const NARROW_PATH: ConnectionFlags = ConnectionFlags(1 << 21);
     /// Established, and counted in its listener's `ready`.
-    pub const COUNTED_READY: ConnectionFlags = ConnectionFlags(1 << 26);
-    /// Sent entries of the send buffer may cover several segments.
-    pub const MULTI_SEGMENT: ConnectionFlags = ConnectionFlags(1 << 27);
-    /// New segments wait for the pacer.
-    pub const WAITS_FOR_PACER: ConnectionFlags = ConnectionFlags(1 << 28);
-
+    pub const COUNTED_READY: ConnectionFlags = ConnectionFlags(1 << 22);
     /// A reset must be sent. The connection is in CLOSED, and its slot stays in use until the reset
     /// has left.
-    pub const NEED_RESET: ConnectionFlags = ConnectionFlags(1 << 29);
+    pub const NEED_RESET: ConnectionFlags = ConnectionFlags(1 << 23);
     /// The owner answers messages at once, so their ACKs wait for the answers.
-    pub const ANSWERS: ConnectionFlags = ConnectionFlags(1 << 30);
+    pub const ANSWERS: ConnectionFlags = ConnectionFlags(1 << 24);
 
     /// The owner does not read for a while: its buffers are counted apart from those of others.
     pub const UNREAD: ConnectionFlags = ConnectionFlags(1 << 31);
@@ -86,9 +74,9 @@ impl ConnectionFlags {
             | Self::NEED_TAIL_PROBE.0,
     );
 
-    /// One of these is set while a timer runs that few connections need: pacing, path MTU, orphan.
+    /// One of these is set while a timer runs that few connections need: path MTU, orphan.
     pub const RARE_TIMERS: ConnectionFlags =
-        ConnectionFlags(Self::WAITS_FOR_PACER.0 | Self::NARROW_PATH.0 | Self::RELEASED.0);
+        ConnectionFlags(Self::NARROW_PATH.0 | Self::RELEASED.0);
 
     /// Returns whether any of `other` is set.
     #[inline]

@@ -91,6 +91,17 @@ pub(crate) struct AckedSegments {
     pub records: bool,
 }
 
+/// Sizes of consecutive new segments that are sent together.
+#[derive(Clone, Copy)]
+pub(crate) struct SegmentBudget {
+    /// Payload bytes of a full segment.
+    pub emss: u32,
+    /// Payload bytes of the first segment, and of each that follows except for the last.
+    pub size: u32,
+    /// Payload bytes that may be sent in total.
+    pub usable: u32,
+}
+
 /// The pushed records that were not yet returned, and the segments in flight.
 pub(crate) struct SendBuffer<R> {
     records: VecDeque<QueuedRecord<R>>,
@@ -199,11 +210,12 @@ impl<R> SendBuffer<R> {
     /// division.
     pub(crate) fn take_multi_segment(
         &mut self,
-        (emss, size, usable): (u32, u32, u32),
+        budget: &SegmentBudget,
         limit: &crate::config::TsoLimits,
         seq: SeqNr,
         at: u64,
     ) -> Option<(InFlightSegment, u32)> {
+        let &SegmentBudget { emss, size, usable } = budget;
         let most = u32::from(limit.max_segments);
         let (record, offset) = self.next_position();
         let (mut len, mut count, mut push) = (0, 0, false);

@@ -31,6 +31,11 @@ fn send_all(queue: &mut SendBuffer<usize>, emss: u32) -> (SeqNr, u32) {
     (seq, pipe)
 }
 
+/// Returns a budget of at most `usable` bytes, whose segments have `size` bytes of `emss`.
+fn budget(emss: u32, size: u32, usable: u32) -> SegmentBudget {
+    SegmentBudget { emss, size, usable }
+}
+
 #[test]
 fn small_records_share_segments_and_straddle_none() {
     let mut queue = queue(&[100, 200, 800, 300, 1000]);
@@ -96,7 +101,7 @@ fn a_super_segment_is_acked_and_split_like_segments() {
     let mut seq = alone.sent[0].seq;
     while seq != end {
         let (segment, count) = combined
-            .take_multi_segment((1000, 1000, 60_000), &tso, seq, 0)
+            .take_multi_segment(&budget(1000, 1000, 60_000), &tso, seq, 0)
             .unwrap();
         assert_eq!(count, segment.len.div_ceil(1000));
         seq = segment.end_seq();
@@ -240,11 +245,11 @@ fn full_segments_of_a_run_are_taken_at_once() {
     queue.push_run((84, 30), 1, true);
     let seq = SeqNr(7);
     let (whole, count) = queue
-        .take_multi_segment((1000, 1000, 4500), &tso, seq, 0)
+        .take_multi_segment(&budget(1000, 1000, 4500), &tso, seq, 0)
         .expect("a segment");
     assert_eq!((whole.len, count, queue.next_offset), (4000, 4, 4000));
     let (whole, count) = queue
-        .take_multi_segment((1000, 1000, 60_000), &tso, whole.end_seq(), 0)
+        .take_multi_segment(&budget(1000, 1000, 60_000), &tso, whole.end_seq(), 0)
         .expect("a segment");
     // Units of 84 bytes do not fill a segment exactly, so the first shorter segment is the last.
     assert_eq!((whole.len, count), (6000 + 924, 7));
@@ -262,13 +267,13 @@ fn a_super_segment_has_no_more_bytes_than_a_frame_may_have() {
     long.push_run((9000, 20), 0, false);
     for offset in [54_000, 108_000, 162_000] {
         let (frame, count) = long
-            .take_multi_segment((9000, 9000, 1_000_000), &tso, seq, 0)
+            .take_multi_segment(&budget(9000, 9000, 1_000_000), &tso, seq, 0)
             .expect("a segment");
         assert_eq!((frame.len, count, long.next_offset), (54_000, 6, offset));
     }
     let mut longest = SendBuffer::new();
     longest.push_run((65_000, 2), 0, false);
-    let taken = longest.take_multi_segment((65_000, 65_000, 1_000_000), &tso, seq, 0);
+    let taken = longest.take_multi_segment(&budget(65_000, 65_000, 1_000_000), &tso, seq, 0);
     let (frame, count) = taken.expect("a segment");
     assert_eq!((frame.len, count, frame.mss), (65_000, 1, 0));
 }
@@ -285,7 +290,7 @@ fn units_shorter_than_a_segment_are_taken_at_once() {
     queue.push_run((1000, 2), 2, false);
     let seq = SeqNr(7);
     let (whole, count) = queue
-        .take_multi_segment((999, 996, 60_000), &tso, seq, 0)
+        .take_multi_segment(&budget(999, 996, 60_000), &tso, seq, 0)
         .expect("a segment");
     // A longer unit begins a frame of its own.
     assert_eq!((whole.len, count, whole.mss), (11 * 996, 11, 996));

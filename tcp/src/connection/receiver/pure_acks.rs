@@ -9,23 +9,39 @@ use crate::connection::path::PathState;
 use crate::connection::receiver::Receiver;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::send_variables::SendVariables;
 use crate::wire::segment::{ACK, ECE};
 use crate::wire::template::SegmentFields;
+
+/// The parts of a connection, except for the receive side, that its ACKs depend on.
+pub(crate) struct OtherParts<'a> {
+    pub tcb: &'a Tcb,
+    pub snd: &'a SendVariables,
+    pub path: &'a PathState,
+}
+
+/// The first of the ACKs that are due.
+pub(crate) struct FirstAck {
+    /// It acknowledged nothing new.
+    is_duplicate: bool,
+    /// Number of recently changed ranges that it reported.
+    reported: usize,
+}
 
 impl<B: RecvBuf> Receiver<B> {
     /// Sends a segment without payload: a pure ACK or a probe, with the SACK blocks after the first
     /// `skip_blocks`. Returns the number of recently changed ranges that it and those before report.
     pub(crate) fn emit_without_payload<R>(
         &mut self,
-        tcb: &mut Tcb,
-        path: &PathState,
+        parts: &OtherParts<'_>,
         cx: &mut TcpContext<'_>,
         seq: SeqNr,
         skip_blocks: usize,
         sink: &mut impl FrameSink<R>,
     ) -> Result<usize, SinkFull> {
-        let (window, edge) = self.receive_window(tcb, cx);
-        let ts = path.timestamps(tcb, cx.now);
+        let &OtherParts { tcb, snd, path } = parts;
+        let offer = self.receive_window(tcb, snd.rtt.srtt, cx);
+        let ts = path.timestamps(tcb, &self.rcv, cx.now);
         let mut options = [1u8; 36];
         let (mut n, mut reported) = (0, skip_blocks);
         if tcb.has(ConnectionFlags::SACK)
@@ -36,12 +52,12 @@ impl<B: RecvBuf> Receiver<B> {
             let mut blocks = [(SeqNr(0), SeqNr(0)); 4];
             let max = if ts.is_some() { 3 } else { 4 };
             let which = (skip_blocks == 0, skip_blocks);
-            let filled = queue.fill_blocks(which, tcb.rcv_nxt, &mut blocks[..max]);
+            let filled = queue.fill_blocks(which, self.rcv.nxt, &mut blocks[..max]);
             let used = filled.count;
             reported = filled.reported;
             // A FIN that was received out of order is part of its block.
             for block in &mut blocks[filled.dsacks..used] {
-                block.1 += u32::from(tcb.has(ConnectionFlags::FIN_SEEN) && block.1 == self.fin_at);
+                block.1 += u32::from(tcb.has(ConnectionFlags::FIN_SEEN) && block.1 == tcb.fin_at);
             }
             if used > 0 {
                 options[2] = 5;
@@ -55,13 +71,13 @@ impl<B: RecvBuf> Receiver<B> {
         }
         let fields = SegmentFields {
             seq,
-            ack: tcb.rcv_nxt,
+            ack: self.rcv.nxt,
             flags: if tcb.has(ConnectionFlags::SEND_ECE) {
                 ACK | ECE
             } else {
                 ACK
             },
-            window,
+            window: offer.field,
             ts,
             options: &options[..n],
             payload: 0,
@@ -69,68 +85,63 @@ impl<B: RecvBuf> Receiver<B> {
             tso: false,
         };
         path.send_bare_segment(tcb, cx, &fields, sink)?;
-        tcb.on_ack_sent(edge);
+        self.on_ack_sent(offer.edge);
         Ok(reported)
     }
 
-    /// Sends the ACK that is due, and further ones if there is more to report.
+    /// Sends the ACK that is due. [`send_further_acks`](Self::send_further_acks) sends those behind it.
     #[inline]
-    pub(crate) fn send_acks<R>(
+    pub(crate) fn send_first_ack<R>(
         &mut self,
-        tcb: &mut Tcb,
-        path: &PathState,
+        parts: &OtherParts<'_>,
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
-    ) -> Result<(), SinkFull> {
-        let seq = tcb.bare_seq();
-        let again = tcb.last_ack_sent == tcb.rcv_nxt;
-        let reported = self.emit_ack(tcb, path, cx, seq, 0, sink)?;
-        tcb.flags &= !ConnectionFlags::NEED_ACK;
-        if self.out_of_order.is_none() {
-            return Ok(());
-        }
-        self.send_further_acks(tcb, path, cx, seq, (again, reported), sink)
+    ) -> Result<FirstAck, SinkFull> {
+        let seq = parts.snd.bare_seq(parts.tcb.state);
+        let is_duplicate = self.rcv.last_ack_sent == self.rcv.nxt;
+        let reported = self.emit_ack(parts, cx, seq, 0, sink)?;
+        Ok(FirstAck {
+            is_duplicate,
+            reported,
+        })
     }
 
     /// Sends a pure ACK; see [`emit_without_payload`](Self::emit_without_payload).
     #[inline]
     fn emit_ack<R>(
         &mut self,
-        tcb: &mut Tcb,
-        path: &PathState,
+        parts: &OtherParts<'_>,
         cx: &mut TcpContext<'_>,
         seq: SeqNr,
         skip_blocks: usize,
         sink: &mut impl FrameSink<R>,
     ) -> Result<usize, SinkFull> {
-        let reported = self.emit_without_payload(tcb, path, cx, seq, skip_blocks, sink)?;
+        let reported = self.emit_without_payload(parts, cx, seq, skip_blocks, sink)?;
         cx.shared.stats.pure_acks_out += 1;
         Ok(reported)
     }
 
-    /// Sends the ACKs after the first, which report further blocks and duplicates. `again`: the
-    /// first ACK acknowledged nothing new; `reported`: number of recently changed ranges that it
-    /// reported.
+    /// Sends the ACKs after the first, which report further blocks and duplicates.
     #[cold]
-    fn send_further_acks<R>(
+    pub(crate) fn send_further_acks<R>(
         &mut self,
-        tcb: &mut Tcb,
-        path: &PathState,
+        parts: &OtherParts<'_>,
         cx: &mut TcpContext<'_>,
-        seq: SeqNr,
-        (again, mut reported): (bool, usize),
+        first: &FirstAck,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        self.send_further_dsacks(tcb, path, cx, seq, sink)?;
+        let seq = parts.snd.bare_seq(parts.tcb.state);
+        let mut reported = first.reported;
+        self.send_further_dsacks(parts, cx, seq, sink)?;
         // One batch of received segments can open more holes than one ACK can report; data beyond
         // an unreported hole would look lost to the peer.
         let unreported = self
             .out_of_order
             .as_ref()
             .map_or(0, |queue| queue.unreported_count());
-        if tcb.has(ConnectionFlags::SACK) {
+        if parts.tcb.has(ConnectionFlags::SACK) {
             while reported < unreported {
-                let next = self.emit_ack(tcb, path, cx, seq, reported, sink)?;
+                let next = self.emit_ack(parts, cx, seq, reported, sink)?;
                 // Progress even if the ACK has no block.
                 reported = next.max(reported + 1);
             }
@@ -142,8 +153,8 @@ impl<B: RecvBuf> Receiver<B> {
                 .as_ref()
                 .map_or(0, |queue| queue.arrived_count())
                 .min(3);
-            for _ in usize::from(again)..duplicates {
-                self.emit_ack(tcb, path, cx, seq, 0, sink)?;
+            for _ in usize::from(first.is_duplicate)..duplicates {
+                self.emit_ack(parts, cx, seq, 0, sink)?;
             }
         }
         if let Some(queue) = &mut self.out_of_order {
@@ -161,8 +172,7 @@ impl<B: RecvBuf> Receiver<B> {
     /// its retransmissions were spurious.
     fn send_further_dsacks<R>(
         &mut self,
-        tcb: &mut Tcb,
-        path: &PathState,
+        parts: &OtherParts<'_>,
         cx: &mut TcpContext<'_>,
         seq: SeqNr,
         sink: &mut impl FrameSink<R>,
@@ -174,7 +184,7 @@ impl<B: RecvBuf> Receiver<B> {
             if !queue.pop_duplicate() {
                 break;
             }
-            self.emit_ack(tcb, path, cx, seq, 0, sink)?;
+            self.emit_ack(parts, cx, seq, 0, sink)?;
         }
         Ok(())
     }
