@@ -4,9 +4,10 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use dpdk::{BURST, Mbuf, MbufCache, RxBatch, RxQueue, TxQueue};
+use dpdk::{BURST, Mbuf, MbufCache, RxBatch};
 use siw_host::HostQueue;
 use siw_iwarp::mpa::MpaConfig;
+use siw_ports::{ReceiveQueue, RxQueue, TxQueue};
 use siw_tcp::{
     AddressConflict, ConnId, FrameInfo, Instant, RxChecksum, Stack, Steering, WorkerSteering,
 };
@@ -336,7 +337,7 @@ impl<R> WorkerPort<R> {
     /// Returns true if the port cannot receive until the pool has buffers again.
     pub(super) fn is_out_of_buffers(&self) -> bool {
         let queue = self.rx_queue.as_ref();
-        queue.is_some_and(dpdk::RxQueue::is_out_of_buffers)
+        queue.is_some_and(RxQueue::is_out_of_buffers)
     }
 
     /// Records that an interrupt of the port woke the thread.
