@@ -135,7 +135,9 @@ pub fn run_daemon(source: ConfigSource, json: bool) -> Result<(), StartError> {
         nic_arenas,
     );
     let settings = settings_json(&prepared, dpdk.hugepages);
-    let ports_use_dma = devices.iter().any(|device| device.port.needs_dma_map());
+    let ports_use_dma = devices
+        .iter()
+        .any(|device| device.port.dma_port().is_some());
     let claimed = std::mem::take(&mut claims.devices);
     let devices = devices.into_iter().zip(claimed).enumerate();
     let devices = devices
@@ -399,8 +401,7 @@ fn arena_readers(devices: &[OpenDevice]) -> Vec<dpdk::Port> {
         .iter()
         // Payload that is copied lies in DPDK's own memory.
         .filter(|device| device.link.payload != PayloadPolicy::Copy)
-        .map(|device| device.port.share())
-        .filter(dpdk::Port::needs_dma_map)
+        .filter_map(|device| device.port.dma_port())
         .collect()
 }
 

@@ -1,4 +1,4 @@
-//! Devices: the configuration's links become DPDK ports, with one worker port for each worker.
+//! Devices: the configuration's links become ports, with one worker port for each worker.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dpdk::{DriverTraits, Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue, XdpLink};
+use dpdk::{DriverTraits, Eal, Mempool, Offloads, PortConfig};
 use rustix::rand::GetRandomFlags;
 use siw_host::ports::HostPorts;
 use siw_host::{HostPath, HostSettings};
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
 use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
+use siw_ports::{Port, RxQueue, TxQueue, XdpLink};
 use siw_shm::device_identity::GidTable;
 use siw_tcp::{
     IpCidr, LearnedRoutes, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering,
@@ -61,7 +62,7 @@ const PAIR_INITIAL_WINDOW: u32 = 256;
 pub struct OpenDevice {
     /// The device's table of the configuration.
     pub config: DeviceConfig,
-    /// The started DPDK port.
+    /// The started port.
     pub port: Port,
     /// The MAC address of the port.
     pub mac: [u8; 6],
@@ -114,7 +115,7 @@ pub fn open_device(
     pairs: &mut SecondEnds,
 ) -> Result<OpenDevice, String> {
     let name = &config.name.get_ref().0;
-    let fail = |error: dpdk::Error| format!("device {name}: {error}");
+    let fail = |error: siw_ports::Error| format!("device {name}: {error}");
     let wanted = queues_of(configs, config, workers);
     let port = match config.link_source() {
         LinkSource::Pair(pair) => match pairs.remove(&pair) {
@@ -173,7 +174,7 @@ pub fn rehearse_devices(
     let mut ports = Vec::new();
     for config in first.into_iter().chain(last) {
         let name = &config.name.get_ref().0;
-        let fail = |error: dpdk::Error| format!("device {name}: {error}");
+        let fail = |error: siw_ports::Error| format!("device {name}: {error}");
         let port = match config.link_source() {
             LinkSource::Vdev(devargs) => {
                 Port::rehearse(eal, &vdev_args(config, &devargs)).map_err(fail)?
@@ -307,7 +308,7 @@ fn start_device(
     wanted: u16,
 ) -> Result<OpenDevice, String> {
     let name = &config.name.get_ref().0;
-    let fail = |error: dpdk::Error| format!("device {name}: {error}");
+    let fail = |error: siw_ports::Error| format!("device {name}: {error}");
     let info = port.device_info().map_err(fail)?;
     let traits = port.driver_traits();
     let in_process = traits.in_process;
@@ -346,7 +347,7 @@ fn start_device(
     let caps = port.granted_caps().unwrap_or(caps);
     if !in_process {
         // NDP needs multicast; ports that always deliver it refuse the call.
-        let _ = port.set_allmulticast(true);
+        let _ = port.accept_all_multicast();
     }
     if let (Some(vlan), true) = (&config.vlan, caps.offloads.vlan_filter) {
         port.accept_vlan(*vlan.get_ref()).map_err(fail)?;

@@ -1,6 +1,7 @@
 //! Offloads that a device requests from its port, and the log of the outcome.
 
-use dpdk::{DriverTraits, Offloads, PortCaps, XdpLink};
+use dpdk::{DriverTraits, Offloads, PortCaps};
+use siw_ports::XdpLink;
 
 use crate::config::{ChecksumPolicy, DeviceConfig, LinkSource, TsoPolicy};
 use crate::device::VLAN_TAG;

@@ -8,8 +8,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dpdk::{DriverTraits, Eal, EalConfig, IovaMode, Mempool, PciDevice, XdpInterface};
+use dpdk::{DriverTraits, Eal, EalConfig, IovaMode, Mempool, PciDevice};
 use siw_host::netlink::RouteSocket;
+use siw_ports::XdpInterface;
 
 use crate::capture::check_writable;
 use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting, LinkSource};

@@ -8,8 +8,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use dpdk::{Claim, ClaimKind, CopyMode, Port, XdpLink};
 use siw_host::ports::{HostPorts, PortSteering};
+use siw_ports::{Claim, ClaimKind, CopyMode, Port, XdpLink};
 
 use crate::config::{DeviceConfig, XdpCopySetting};
 

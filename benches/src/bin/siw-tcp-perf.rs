@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand};
-use dpdk::{MbufCache, Port, PortConfig};
+use dpdk::{MbufCache, PortConfig};
 use serde_json::{Value, json};
 use siw_bench::daemon::Process;
 use siw_bench::tcp::forward::{ImpairedLink, Loss};
@@ -16,6 +16,7 @@ use siw_bench::tcp::link::{BenchDpdk, PortEnd};
 use siw_bench::tcp::pair::{PairLink, StackPair, StackPairConfig};
 use siw_bench::tcp::raw::{self, BufferSource};
 use siw_bench::tcp::{BenchClock, MSS};
+use siw_ports::Port;
 use siw_tcp::{CongestionControl, TsoLimits};
 
 /// Time slices in which the parts of a measurement take turns, so that other load on the machine

@@ -7,8 +7,9 @@ use super::frames::{
 use super::options::{PayloadWay, RawMode, RawRun};
 use super::ports::{Lane, LanePort, PortIdentity};
 use super::report::{FrameCount, PortCount};
-use dpdk::{Mbuf, MbufCache, RxBatch, RxQueue, TxBatch, TxQueue};
+use dpdk::{Mbuf, MbufCache, RxBatch, TxBatch};
 use hdrhistogram::Histogram;
+use siw_ports::{ReceiveQueue, RxQueue, TransmitQueue, TxQueue};
 use siw_shm::SharedMemory;
 use std::net::Ipv4Addr;
 use std::sync::Arc;

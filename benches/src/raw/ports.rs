@@ -1,7 +1,8 @@
 //! Ports of `siw-perf raw`, opened from a siwd configuration with siwd's own functions.
 
 use anyhow::anyhow;
-use dpdk::{ExternalRegion, IovaSpace, MbufCache, Port, RegisteredThread, RxQueue, TxQueue};
+use dpdk::{ExternalRegion, IovaSpace, MbufCache, RegisteredThread};
+use siw_ports::{Port, RxQueue, TxQueue};
 use siw_shm::SharedMemory;
 use siwd::config::Config;
 use siwd::device::{OpenDevice, open_devices};
@@ -152,14 +153,16 @@ impl RawPorts {
         &self,
         memory: &Arc<SharedMemory>,
     ) -> anyhow::Result<Option<ExternalRegion>> {
-        if !self.list.iter().any(|port| port.port.needs_dma_map()) {
+        let readers = self.list.iter().filter_map(|port| port.port.dma_port());
+        let readers: Vec<dpdk::Port> = readers.collect();
+        if readers.is_empty() {
             return Ok(None);
         }
         let (len, page) = (memory.len(), memory.page_size());
         let mut region =
             ExternalRegion::register(&self.dpdk.eal, memory.clone(), len, page, &self.space)?;
-        for port in &self.list {
-            region.map_for(&port.port)?;
+        for port in &readers {
+            region.map_for(port)?;
         }
         Ok(Some(region))
     }

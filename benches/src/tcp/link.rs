@@ -4,9 +4,10 @@ use anyhow::anyhow;
 use std::sync::Arc;
 
 use dpdk::{
-    ChecksumStatus, Eal, EalConfig, ExtMemory, MbufCache, Mempool, OwnedMemory, Port, PortConfig,
-    RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepage_sizes,
+    ChecksumStatus, Eal, EalConfig, ExtMemory, MbufCache, Mempool, OwnedMemory, PortConfig,
+    RegisteredThread, RxBatch, TrackerPool, TxBatch, hugepage_sizes,
 };
+use siw_ports::{Port, RxQueue, TxQueue};
 use siw_tcp::RxChecksum;
 
 use super::sink::PayloadSource;

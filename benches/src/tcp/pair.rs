@@ -6,6 +6,7 @@ use anyhow::{anyhow, bail};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use siw_ports::{ReceiveQueue, TransmitQueue};
 use siw_tcp::{
     CongestionControl, ConnId, Events, FrameInfo, Instant, IpCidr, Stack, StackConfig, StackStats,
     TsoLimits,

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use dpdk::{BURST, ChainBuilder, Mbuf, TxOffload};
+use siw_ports::{ReceiveQueue, TransmitQueue};
 
 use super::link::{MEMORY_BYTES, PortEnd, SourceMemory};
 use super::sink::PayloadSource;
@@ -140,6 +141,6 @@ pub fn measure_raw_stream(
             source.cache.free(mbuf);
         }
     }
-    sender.tx.done_cleanup(0);
+    sender.tx.done_cleanup();
     result
 }

@@ -20,6 +20,7 @@
 
 use crate::capability::Capability;
 use crate::pci::{PciDevice, is_pci_address};
+use crate::tap_interface::interface_exists;
 use std::path::{Path, PathBuf};
 
 /// One row of the table: properties that all links of a driver have in common.
@@ -357,9 +358,7 @@ impl DriverTraits {
                 |device| device.attach_hint(),
             ),
             (Needs::Interface, None) => "; it needs iface=NAME".into(),
-            (Needs::Interface, Some(iface))
-                if siw_xdp::XdpInterface::find_by_name(iface).is_err() =>
-            {
+            (Needs::Interface, Some(iface)) if !interface_exists(iface) => {
                 format!("; there is no interface `{iface}`: see ip link")
             }
             // With the capability, the cause is another one, which the log names.

@@ -62,10 +62,6 @@ pub enum Error {
         log: String,
     },
 
-    /// An AF_XDP port cannot be used.
-    #[error(transparent)]
-    Xdp(#[from] siw_xdp::Error),
-
     /// An argument is out of range or malformed.
     #[error("{what} `{value}` is not usable: {why}")]
     Invalid {

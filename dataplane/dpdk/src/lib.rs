@@ -5,7 +5,7 @@
 //!   Eal ──┬── Mempool ── MbufCache (one a worker) ── Mbuf ── ChainBuilder
 //!         │                                           │
 //!         │              TrackerPool ── ExtTracker ───┘  (external buffers)
-//!         └── Port ──┬── RxQueue ── RxBatch     (of DPDK, or of AF_XDP sockets: xdp_port.rs)
+//!         └── Port ──┬── RxQueue ── RxBatch
 //!                    └── TxQueue ── TxBatch
 //! ```
 //!
@@ -75,8 +75,8 @@ mod log;
 mod mbuf;
 mod mempool;
 mod offload;
-mod packet_sender;
 mod pci;
+mod pool_memory;
 mod port;
 mod port_config;
 mod port_control;
@@ -88,8 +88,6 @@ mod ring_pair;
 mod tap_interface;
 mod thread;
 mod tsc;
-mod xdp_port;
-mod xdp_queue;
 
 pub use batch::{BURST, BatchDrain, MbufBatch, RxBatch, TxBatch};
 pub use cache::MbufCache;
@@ -107,18 +105,17 @@ pub use mbuf::{Mbuf, prefetch};
 pub use mempool::Mempool;
 pub use offload::{ChecksumStatus, TxOffload};
 pub use pci::{NetworkInterface, PciDevice, PciReadiness};
+pub use pool_memory::{BufferPlace, PoolMemory};
 pub use port::{Port, PortQueues};
 pub use port_config::{
     LinkStatus, OffloadState, Offloads, PortCaps, PortConfig, PortCounters, PortInfo, list_offloads,
 };
 pub use port_events::PortEvent;
 pub use queue::{RxQueue, TxQueue};
-pub use siw_xdp::{Claim, ClaimKind, CopyMode, XdpInterface};
 pub use thread::{RegisteredThread, allowed_cores, pin_current_thread};
 pub use tsc::{tsc_hz, tsc_now};
-pub use xdp_port::XdpLink;
 
-/// Maximum number of ports of a process, in which [`XdpLink`]s do not count.
+/// Maximum number of ports of a process.
 pub const MAX_PORTS: usize = dpdk_sys::RTE_MAX_ETHPORTS as usize;
 
 /// Headroom of a fresh mbuf: free bytes before its data, for headers to prepend.

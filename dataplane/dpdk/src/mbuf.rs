@@ -352,6 +352,14 @@ impl Mbuf {
         NonNull::new(ptr).map(|ptr| unsafe { Self::from_raw(ptr) })
     }
 
+    /// Copies the packet into buffers of `pool`; `self` is unchanged. `None` when `pool` is exhausted.
+    pub fn copy_into(&self, pool: &Mempool) -> Option<Self> {
+        // SAFETY: DPDK copies the bytes of a packet that lives through the call; the pool is alive.
+        let ptr = unsafe { sys::siw_pktmbuf_copy(self.as_ptr(), pool.as_ptr()) };
+        // SAFETY: the copy has no other owner.
+        NonNull::new(ptr).map(|ptr| unsafe { Self::from_raw(ptr) })
+    }
+
     /// Prefetches the first data bytes of the packet.
     #[inline]
     pub fn prefetch(&self) {

@@ -1,19 +1,16 @@
 //! An Ethernet port: attach (`probe.rs`, `ring_pair.rs`), configure, start, then take the queues
 //! and hand each worker its own.
 
-use crate::packet_sender::{self, PacketSender};
 use crate::pci::is_pci_address;
-use crate::port_config::{NegotiatedOffloads, negotiate_offloads};
-use crate::port_inner::{NO_DPDK_PORT, PacketInterface, PairRings, PortInner, PortState};
+use crate::port_config::NegotiatedOffloads;
+use crate::port_inner::{PairRings, PortInner, PortState};
 use crate::tap_interface::TapInterface;
-use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{
-    DriverTraits, Eal, Error, Mempool, Offloads, PortCaps, PortConfig, PortInfo, Result, RxQueue,
-    TxQueue, driver_traits, eal, error, log,
+    DriverTraits, Eal, Error, Mempool, PortCaps, PortConfig, PortInfo, Result, RxQueue, TxQueue,
+    driver_traits, eal, error, log,
 };
 use dpdk_sys as sys;
 use parking_lot::Mutex;
-use siw_xdp::XdpInterface;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -29,8 +26,6 @@ pub struct Port {
     inner: Arc<PortInner>,
 }
 
-/// Bytes of a frame around its IP packet: Ethernet header, VLAN tag and FCS.
-const FRAME_OVERHEAD: u32 = 22;
 /// Length of an RSS key if the driver does not report one.
 const RSS_KEY_LEN: usize = 40;
 
@@ -40,7 +35,6 @@ impl Port {
         id: u16,
         name: &str,
         rings: Option<Arc<PairRings>>,
-        interface: Option<PacketInterface>,
         tap: Option<TapInterface>,
     ) -> Result<Self> {
         let raw = raw_info(id, name)?;
@@ -65,40 +59,13 @@ impl Port {
                 refused: AtomicU64::new(0),
                 queues_out: AtomicUsize::new(0),
                 rings,
-                interface,
                 tap,
-                xdp: None,
                 state: Mutex::default(),
                 _eal: eal.clone(),
             }),
         };
         port.watch()?;
         Ok(port)
-    }
-
-    pub(crate) fn from_xdp(eal: &Eal, name: &str, xdp: XdpPort) -> Self {
-        Self {
-            inner: Arc::new(PortInner {
-                id: NO_DPDK_PORT,
-                name: name.to_owned(),
-                traits: XdpLink::driver_traits(),
-                rte_device: ptr::null_mut(),
-                dma: false,
-                detached: AtomicBool::new(false),
-                refused: AtomicU64::new(0),
-                queues_out: AtomicUsize::new(0),
-                rings: None,
-                interface: None,
-                tap: None,
-                xdp: Some(xdp),
-                state: Mutex::default(),
-                _eal: eal.clone(),
-            }),
-        }
-    }
-
-    pub(crate) fn xdp(&self) -> Option<&XdpPort> {
-        self.inner.xdp.as_ref()
     }
 
     /// Creates another handle to the same port.
@@ -147,9 +114,6 @@ impl Port {
     /// The device was removed.
     pub fn device_info(&self) -> Result<PortInfo> {
         self.check_attached()?;
-        if let Some(xdp) = self.xdp() {
-            return Ok(xdp.device_info());
-        }
         let info = raw_info(self.inner.id, &self.inner.name)?;
         let unlimited = |limit: u16| if limit == 0 { u16::MAX } else { limit };
         Ok(PortInfo {
@@ -176,12 +140,7 @@ impl Port {
     pub fn configure(&mut self, config: &PortConfig, pools: &[Mempool]) -> Result<PortCaps> {
         let mut state = self.lock_unused()?;
         let info = self.device_info()?;
-        let negotiated = self.check_config(config, &info, pools)?;
-        if let (Some(xdp), Some(pool)) = (self.xdp(), pools.first()) {
-            let caps = xdp.configure(config, pool)?;
-            state.granted_caps = Some(caps);
-            return Ok(caps);
-        }
+        let negotiated = info.check_config(self.name(), config, pools)?;
         let mtu = u32::from(config.mtu);
         // Valid for any length: the 40-byte key is repeated for longer ones.
         let key_len = match info.hash_key_size {
@@ -259,68 +218,6 @@ impl Port {
         Ok(caps)
     }
 
-    /// Checks a configuration without applying it, and returns the offloads that the port offers of
-    /// those requested.
-    ///
-    /// # Errors
-    /// As [`Port::configure`], as far as the driver's own description tells.
-    pub fn negotiate(&self, config: &PortConfig, pools: &[Mempool]) -> Result<Offloads> {
-        let info = self.device_info()?;
-        Ok(self.check_config(config, &info, pools)?.granted)
-    }
-
-    /// Checks the configuration against the device's capabilities; returns the granted offloads.
-    fn check_config(
-        &self,
-        config: &PortConfig,
-        info: &PortInfo,
-        pools: &[Mempool],
-    ) -> Result<NegotiatedOffloads> {
-        let invalid = |what: &'static str, value: u32, why: String| Error::Invalid {
-            what,
-            value: value.to_string(),
-            why: format!("port `{}` {why}", self.inner.name),
-        };
-        for (what, asked, max) in [
-            (
-                "number of receive queues",
-                config.rx_queues,
-                info.max_rx_queues,
-            ),
-            (
-                "number of transmit queues",
-                config.tx_queues,
-                info.max_tx_queues,
-            ),
-        ] {
-            if asked == 0 || asked > max {
-                return Err(invalid(what, asked.into(), format!("has 1 to {max}")));
-            }
-        }
-        let mtu = u32::from(config.mtu);
-        if mtu < info.min_mtu || mtu > info.max_mtu {
-            let why = format!(
-                "takes {} to {}: set mtu to one of these",
-                info.min_mtu, info.max_mtu
-            );
-            return Err(invalid("MTU", mtu, why));
-        }
-        if pools.is_empty() {
-            return Err(invalid("number of pools", 0, "needs one".into()));
-        }
-        let negotiated = negotiate_offloads(config, info);
-        let frame = mtu + FRAME_OVERHEAD;
-        let least = info
-            .min_rx_bufsize
-            .max(if negotiated.granted.scatter { 0 } else { frame });
-        let smallest = pools.iter().map(Mempool::data_room).min().unwrap_or(0);
-        if u32::from(smallest) < least {
-            let why = format!("needs buffers with a data room of {least} at MTU {mtu}");
-            return Err(invalid("data room", smallest.into(), why));
-        }
-        Ok(negotiated)
-    }
-
     /// Sets up the queues of a configured port; returns the descriptors of each receive and
     /// transmit queue.
     fn set_up_queues(
@@ -386,15 +283,6 @@ impl Port {
                 why: "it has to be configured before it is started".into(),
             });
         };
-        if let Some(xdp) = self.xdp() {
-            let queues = xdp.start()?.into_iter().enumerate();
-            let queues = queues.map(|(queue, (receiver, sender))| {
-                let rx = RxQueue::of_xdp(&self.inner, queue as u16, receiver);
-                let tx = TxQueue::of_xdp(&self.inner, queue as u16, sender);
-                (Some(rx), Some(tx))
-            });
-            return Ok(queues.collect());
-        }
         if !state.started {
             self.check_call("start", |id| {
                 // SAFETY: a configured port of ours.
@@ -411,34 +299,15 @@ impl Port {
             caps.rss_key_set = self.has_rss_key(key);
             state.granted_caps = Some(caps);
         }
-        let mut senders = self.open_packet_senders(state.tx_queues)?.into_iter();
         let queues = (0..state.rx_queues.max(state.tx_queues))
             .map(|queue| {
                 let rx = (queue < state.rx_queues).then(|| RxQueue::new(&self.inner, queue));
-                let tx = (queue < state.tx_queues).then(|| match senders.next() {
-                    Some(sender) => TxQueue::of_packet_socket(&self.inner, queue, sender),
-                    None => TxQueue::new(&self.inner, queue, prepare),
-                });
+                let tx =
+                    (queue < state.tx_queues).then(|| TxQueue::new(&self.inner, queue, prepare));
                 (rx, tx)
             })
             .collect();
         Ok(queues)
-    }
-
-    /// Opens a sender for each transmit queue of an AF_PACKET port; none for other ports.
-    fn open_packet_senders(&self, queues: u16) -> Result<Vec<PacketSender>> {
-        let Some(PacketInterface {
-            index,
-            bypasses_qdisc,
-        }) = &self.inner.interface
-        else {
-            return Ok(Vec::new());
-        };
-        let interface = XdpInterface::find_by_index(*index)?;
-        packet_sender::ignore_outgoing(&interface)?;
-        (0..queues)
-            .map(|_| PacketSender::open(&interface, *bypasses_qdisc))
-            .collect()
     }
 
     /// Closes the port and releases its device although other handles exist; their calls then fail
@@ -471,6 +340,11 @@ impl Port {
     /// Drops this handle. The device closes when the last handle and queue are dropped.
     pub fn close(self) {}
 
+    /// Returns true until [`Self::detach`] has closed the device.
+    pub fn is_attached(&self) -> bool {
+        self.check_attached().is_ok()
+    }
+
     pub(crate) fn check_attached(&self) -> Result<()> {
         match self.inner.detached.load(Ordering::Acquire) {
             false => Ok(()),
@@ -478,19 +352,6 @@ impl Port {
                 port: self.inner.name.clone(),
             }),
         }
-    }
-
-    /// The interface of the kernel that the port receives from, in its present state; `None` for
-    /// other ports.
-    pub(crate) fn kernel_interface(&self) -> Result<Option<XdpInterface>> {
-        let interface = self.inner.interface.as_ref();
-        let found = interface.map(|interface| XdpInterface::find_by_index(interface.index));
-        Ok(found.transpose()?)
-    }
-
-    /// Holds a membership of the kernel's interface until the port is closed.
-    pub(crate) fn keep_membership(&self, membership: siw_xdp::FrameMembership) {
-        self.lock_state().memberships.push(membership);
     }
 
     fn lock_state(&self) -> parking_lot::MutexGuard<'_, PortState> {

@@ -1,6 +1,11 @@
 //! Configuration requested of a port, and the capabilities that it grants.
 
+use crate::{Error, Mempool, Result};
 use dpdk_sys as sys;
+use std::ops::RangeInclusive;
+
+/// Bytes of a frame around its IP packet: Ethernet header, VLAN tag and FCS.
+const FRAME_OVERHEAD: u32 = 22;
 
 /// Work that a NIC may do. Each requested offload is granted if the port supports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,6 +187,95 @@ pub struct PortInfo {
     pub(crate) min_rx_bufsize: u32,
 }
 
+impl PortInfo {
+    /// Describes a port without offloads, whose packets are single buffers: one that is not DPDK's, with
+    /// `queues` queues in each direction.
+    pub fn without_offloads(driver: &str, mtu: RangeInclusive<u32>, queues: u16) -> PortInfo {
+        PortInfo {
+            driver: driver.to_owned(),
+            min_mtu: *mtu.start(),
+            max_mtu: *mtu.end(),
+            max_rx_queues: queues,
+            max_tx_queues: queues,
+            reta_size: 0,
+            tx_seg_max: 1,
+            tx_mtu_seg_max: 1,
+            rx_capa: 0,
+            tx_capa: 0,
+            rss_types: 0,
+            hash_key_size: 0,
+            max_lro_pkt_size: 0,
+            min_rx_bufsize: 0,
+        }
+    }
+
+    /// Checks a configuration of the port called `port`, and returns the offloads that the port offers
+    /// of those requested.
+    ///
+    /// # Errors
+    /// The number of queues, the MTU or the buffers of `pools` do not suit the port.
+    pub fn negotiate(
+        &self,
+        port: &str,
+        config: &PortConfig,
+        pools: &[Mempool],
+    ) -> Result<Offloads> {
+        Ok(self.check_config(port, config, pools)?.granted)
+    }
+
+    /// As [`Self::negotiate`], with DPDK's flags of the granted offloads.
+    pub(crate) fn check_config(
+        &self,
+        port: &str,
+        config: &PortConfig,
+        pools: &[Mempool],
+    ) -> Result<NegotiatedOffloads> {
+        let invalid = |what: &'static str, value: u32, why: String| Error::Invalid {
+            what,
+            value: value.to_string(),
+            why: format!("port `{port}` {why}"),
+        };
+        for (what, asked, max) in [
+            (
+                "number of receive queues",
+                config.rx_queues,
+                self.max_rx_queues,
+            ),
+            (
+                "number of transmit queues",
+                config.tx_queues,
+                self.max_tx_queues,
+            ),
+        ] {
+            if asked == 0 || asked > max {
+                return Err(invalid(what, asked.into(), format!("has 1 to {max}")));
+            }
+        }
+        let mtu = u32::from(config.mtu);
+        if mtu < self.min_mtu || mtu > self.max_mtu {
+            let why = format!(
+                "takes {} to {}: set mtu to one of these",
+                self.min_mtu, self.max_mtu
+            );
+            return Err(invalid("MTU", mtu, why));
+        }
+        if pools.is_empty() {
+            return Err(invalid("number of pools", 0, "needs one".into()));
+        }
+        let negotiated = negotiate_offloads(config, self);
+        let frame = mtu + FRAME_OVERHEAD;
+        let least = self
+            .min_rx_bufsize
+            .max(if negotiated.granted.scatter { 0 } else { frame });
+        let smallest = pools.iter().map(Mempool::data_room).min().unwrap_or(0);
+        if u32::from(smallest) < least {
+            let why = format!("needs buffers with a data room of {least} at MTU {mtu}");
+            return Err(invalid("data room", smallest.into(), why));
+        }
+        Ok(negotiated)
+    }
+}
+
 /// Counters since the port started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PortCounters {
@@ -210,11 +304,6 @@ pub struct LinkStatus {
     pub up: bool,
     /// Mb/s; 0 if the port does not know.
     pub mbps: u32,
-    /// Largest IP packet that the kernel's interface carries at present; `None` for other ports.
-    pub mtu: Option<u32>,
-    /// Receive queues that an AF_XDP interface got after the start: they have no socket, and claimed
-    /// frames that arrive there are lost.
-    pub unserved_queues: u32,
 }
 
 /// State of one offload.
@@ -318,7 +407,7 @@ pub(crate) struct NegotiatedOffloads {
     pub rss_types: u64,
 }
 
-pub(crate) fn negotiate_offloads(config: &PortConfig, info: &PortInfo) -> NegotiatedOffloads {
+fn negotiate_offloads(config: &PortConfig, info: &PortInfo) -> NegotiatedOffloads {
     let want = config.offloads;
     let (mut rx, mut tx) = (0, 0);
     let mut take_rx = |wanted: bool, flags: u64| {

@@ -1,7 +1,6 @@
 //! Control of a port while workers use its queues: address, filters, link, counters, RSS table.
 
-use crate::xdp_port::XdpPort;
-use crate::{Claim, Error, LinkStatus, Port, PortCounters, Result, log};
+use crate::{LinkStatus, Port, PortCounters, Result, log};
 use dpdk_sys as sys;
 
 /// A link's speed that the driver does not know (`RTE_ETH_SPEED_NUM_UNKNOWN`).
@@ -30,13 +29,6 @@ impl Port {
     /// # Errors
     /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn set_allmulticast(&self, on: bool) -> Result<()> {
-        if let Some(xdp) = self.xdp() {
-            return xdp.set_allmulticast(on);
-        }
-        if on && let Some(interface) = self.kernel_interface()? {
-            self.keep_membership(interface.join_all_multicast()?);
-            return Ok(());
-        }
         self.check_call("setting all-multicast mode", |id| {
             // SAFETY: a port number of ours.
             unsafe {
@@ -66,9 +58,6 @@ impl Port {
     /// # Errors
     /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn mac_address(&self) -> Result<[u8; 6]> {
-        if let Some(xdp) = self.xdp() {
-            return Ok(xdp.mac_address());
-        }
         let mut addr = sys::rte_ether_addr::default();
         self.check_call("reading the MAC address", |id| {
             // SAFETY: the address is written within the call.
@@ -77,16 +66,11 @@ impl Port {
         Ok(addr.addr_bytes)
     }
 
-    /// Sets the address that the port receives frames for. An interface of the kernel keeps its own,
-    /// and receives all frames while the port exists.
+    /// Sets the address that the port receives frames for.
     ///
     /// # Errors
     /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn set_mac_address(&self, mac: [u8; 6]) -> Result<()> {
-        if let Some(interface) = self.kernel_interface()? {
-            self.keep_membership(interface.join_all()?);
-            return Ok(());
-        }
         let mut addr = sys::rte_ether_addr { addr_bytes: mac };
         self.check_call("setting the MAC address", |id| {
             // SAFETY: the address is read within the call.
@@ -99,18 +83,6 @@ impl Port {
     /// # Errors
     /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn link_status(&self) -> Result<LinkStatus> {
-        if let Some(xdp) = self.xdp() {
-            return xdp.link_status();
-        }
-        // The driver reports every interface as up.
-        if let Some(interface) = self.kernel_interface()? {
-            return Ok(LinkStatus {
-                up: interface.is_up && interface.is_running,
-                mbps: interface.mbps.unwrap_or(0),
-                mtu: Some(interface.mtu),
-                unserved_queues: 0,
-            });
-        }
         let (mut up, mut mbps) = (false, 0);
         self.check_call("reading the link status", |id| {
             // SAFETY: both are written within the call.
@@ -119,8 +91,6 @@ impl Port {
         Ok(LinkStatus {
             up,
             mbps: if mbps == UNKNOWN_SPEED { 0 } else { mbps },
-            mtu: None,
-            unserved_queues: 0,
         })
     }
 
@@ -129,9 +99,6 @@ impl Port {
     /// # Errors
     /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn read_counters(&self) -> Result<PortCounters> {
-        if let Some(xdp) = self.xdp() {
-            return xdp.read_counters();
-        }
         let mut counters = sys::siw_port_stats::default();
         self.check_call("reading the counters", |id| {
             // SAFETY: the counters are written within the call.
@@ -165,35 +132,6 @@ impl Port {
         let _quote = log::quote_lines();
         // SAFETY: queue 0 of a started port exists.
         unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.id(), 0) >= 0 }
-    }
-
-    /// Index of the kernel interface that an AF_XDP port shares; `None` for other ports.
-    pub fn xdp_interface(&self) -> Option<u32> {
-        self.xdp().map(XdpPort::interface_index)
-    }
-
-    /// Receives frames to this address and port from now on. For AF_XDP ports only.
-    ///
-    /// # Errors
-    /// The kernel refuses, or this is no AF_XDP port.
-    pub fn add_claim(&self, claim: Claim) -> Result<()> {
-        self.of_xdp()?.add_claim(claim)
-    }
-
-    /// Leaves frames to this address and port to the kernel again.
-    ///
-    /// # Errors
-    /// As [`Self::add_claim`].
-    pub fn remove_claim(&self, claim: Claim) -> Result<()> {
-        self.of_xdp()?.remove_claim(claim)
-    }
-
-    fn of_xdp(&self) -> Result<&XdpPort> {
-        self.xdp().ok_or_else(|| Error::Invalid {
-            what: "port",
-            value: self.name().to_owned(),
-            why: "only an AF_XDP port takes claims".into(),
-        })
     }
 
     /// Sends flows whose hash is `i` modulo the table's length to queue `table[i]`. The length must

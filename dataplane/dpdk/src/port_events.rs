@@ -6,7 +6,6 @@ use crate::port_inner::PortInner;
 use crate::tap_interface::TapInterface;
 use crate::{Error, Port, Result, error, log};
 use dpdk_sys as sys;
-use siw_xdp::XdpInterface;
 use std::ffi::CString;
 
 /// An event of a device since the last query.
@@ -55,21 +54,14 @@ impl Port {
     }
 
     /// Event of the device since the last call. Not every user-space driver reports a removal, so
-    /// the kernel's lists of devices and interfaces are checked too.
+    /// the kernel's list of devices and the interface of a tap are checked too.
     pub fn take_event(&self) -> Option<PortEvent> {
         self.check_attached().ok()?;
-        if let Some(xdp) = self.xdp() {
-            return xdp.is_gone().then_some(PortEvent::Removed);
-        }
         // SAFETY: reads and clears a counter of the shim.
         let events = unsafe { sys::siw_port_take_events(self.id()) };
         let is_gone = || is_pci_address(self.name()) && !PciDevice::is_present(self.name());
-        let interface = self.inner().interface.as_ref();
         let tap = self.inner().tap.as_ref();
-        let has_lost_interface = || {
-            interface.is_some_and(|interface| !XdpInterface::exists(interface.index))
-                || tap.is_some_and(TapInterface::is_deleted)
-        };
+        let has_lost_interface = || tap.is_some_and(TapInterface::is_deleted);
         if events & sys::SIW_PORT_REMOVED != 0 || is_gone() || has_lost_interface() {
             Some(PortEvent::Removed)
         } else if events & sys::SIW_PORT_RESET != 0 {

@@ -1,7 +1,6 @@
 //! State of a port that its handles and queues share.
 
 use crate::tap_interface::TapInterface;
-use crate::xdp_port::XdpPort;
 use crate::{DriverTraits, Eal, Mempool, PortCaps, eal};
 use dpdk_sys as sys;
 use parking_lot::Mutex;
@@ -25,27 +24,11 @@ pub(crate) struct PortInner {
     pub queues_out: AtomicUsize,
     /// Declared before `state`: draining the rings requires the pools to be alive.
     pub rings: Option<Arc<PairRings>>,
-    /// The existing interface of the kernel that the driver receives from.
-    pub interface: Option<PacketInterface>,
     /// The interface of the kernel that the driver has made.
     pub tap: Option<TapInterface>,
-    /// Set for a port that is not DPDK's; `id` is then invalid.
-    pub(crate) xdp: Option<XdpPort>,
     pub state: Mutex<PortState>,
     pub _eal: Eal,
 }
-
-/// The interface of an AF_PACKET port.
-pub(crate) struct PacketInterface {
-    /// Its number, to which the driver's sockets are bound. Another interface that gets its name later has
-    /// another number.
-    pub index: u32,
-    /// Frames go to its driver without queueing disciplines.
-    pub bypasses_qdisc: bool,
-}
-
-/// `id` of a port that DPDK does not know.
-pub(crate) const NO_DPDK_PORT: u16 = u16::MAX;
 
 #[derive(Default)]
 pub(crate) struct PortState {
@@ -53,8 +36,6 @@ pub(crate) struct PortState {
     pub rx_queues: u16,
     pub tx_queues: u16,
     pub started: bool,
-    /// Frames that the kernel's interface receives for the port alone.
-    pub memberships: Vec<siw_xdp::FrameMembership>,
     /// The requested RSS key.
     pub rss_key: Option<Vec<u8>>,
     /// The driver refills its receive rings from these.
@@ -84,7 +65,7 @@ impl PortInner {
     /// Stops and closes the port and releases its device, once. No queue of it is in use.
     pub(crate) fn close_device(&self) {
         let _devices = eal::device_lock();
-        if self.detached.swap(true, Ordering::AcqRel) || self.xdp.is_some() {
+        if self.detached.swap(true, Ordering::AcqRel) {
             return;
         }
         self.unwatch();

@@ -2,9 +2,7 @@
 
 use crate::driver_traits::Rehearsal;
 use crate::pci::is_pci_address;
-use crate::port_inner::PacketInterface;
-use crate::tap_interface::TapInterface;
-use crate::xdp_port::{XdpLink, XdpPort};
+use crate::tap_interface::{TapInterface, interface_exists};
 use crate::{DriverTraits, Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;
@@ -14,16 +12,6 @@ impl Port {
     /// adopts its port.
     pub fn attach_vdev(eal: &Eal, devargs: &str) -> Result<Self> {
         attach_device(eal, devargs)
-    }
-
-    /// Creates a port with AF_XDP sockets on an interface that stays with the kernel
-    /// (`xdp_port.rs`). The interface does not change before the port is started.
-    ///
-    /// # Errors
-    /// The interface cannot be used, or a capability is missing.
-    pub fn attach_xdp(eal: &Eal, link: &XdpLink) -> Result<Self> {
-        let name = format!("af_xdp:{}", link.interface);
-        Ok(Port::from_xdp(eal, &name, XdpPort::prepare(link)?))
     }
 
     /// Repeats the part of [`Port::attach_vdev`] that has no effect on the machine, and returns the
@@ -39,8 +27,7 @@ impl Port {
             return Ok(None);
         }
         let interface = DriverTraits::interface_of(devargs).unwrap_or_default();
-        let exists = siw_xdp::XdpInterface::find_by_name(interface).is_ok();
-        if rehearsal == Rehearsal::AttachInNamespace && !exists {
+        if rehearsal == Rehearsal::AttachInNamespace && !interface_exists(interface) {
             // SAFETY: changes the namespace of the calling thread alone. A process that may not do
             // that may not create interfaces either, which the next call reports.
             unsafe { libc::unshare(libc::CLONE_NEWNET) };
@@ -97,15 +84,8 @@ fn attach_device(eal: &Eal, devargs: &str) -> Result<Port> {
     let Some(id) = id else {
         return Err(fail("it was probed but has no Ethernet port".into()));
     };
-    let interface = match DriverTraits::existing_interface_of(devargs) {
-        Some(name) => Some(PacketInterface {
-            index: siw_xdp::XdpInterface::find_by_name(name)?.index,
-            bypasses_qdisc: !devargs.contains("qdisc_bypass=0"),
-        }),
-        None => None,
-    };
     let tap = DriverTraits::created_interface_of(devargs).and_then(TapInterface::find_by_name);
-    Port::from_port_id(eal, id, name, None, interface, tap)
+    Port::from_port_id(eal, id, name, None, tap)
 }
 
 /// Checks that a driver accepts the devargs.

@@ -1,14 +1,12 @@
 //! The queues of a started port. Each belongs to one worker, whose loop uses nothing of DPDK but
 //! queues and buffers.
 
-use crate::packet_sender::{PacketOutcome, PacketSender};
 use crate::port_inner::PortInner;
-use crate::xdp_queue::{XdpReceiver, XdpSender};
 use crate::{Error, Result, RxBatch, TxBatch, error};
 use dpdk_sys as sys;
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 /// A receive queue: owned, can move to a worker thread, cannot be shared.
@@ -17,8 +15,6 @@ pub struct RxQueue {
     queue: u16,
     /// The last interrupt descriptor seen, and whether it is an eventfd.
     known_fd: (RawFd, bool),
-    /// Set for a queue of AF_XDP sockets.
-    xdp: Option<Box<XdpReceiver>>,
     port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -32,10 +28,6 @@ pub struct TxQueue {
     prepare: bool,
     /// Packets that the driver or its interface does not send, counted when they are dropped.
     refused: u64,
-    /// Set for a queue of AF_XDP sockets.
-    xdp: Option<Box<XdpSender>>,
-    /// Set for a queue of an AF_PACKET port.
-    packet: Option<Box<PacketSender>>,
     port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -47,24 +39,9 @@ impl RxQueue {
             port_id: port.id,
             queue,
             known_fd: (-1, false),
-            xdp: None,
             port: port.clone(),
             _not_sync: PhantomData,
         }
-    }
-
-    /// Returns true if the queue has no buffer to receive into; the next burst gets some from the
-    /// pool. DPDK's drivers do not tell.
-    #[inline]
-    pub fn is_out_of_buffers(&self) -> bool {
-        let xdp = self.xdp.as_ref();
-        xdp.is_some_and(|receiver| receiver.is_out_of_buffers())
-    }
-
-    pub(crate) fn of_xdp(port: &Arc<PortInner>, queue: u16, receiver: XdpReceiver) -> Self {
-        let mut rx_queue = Self::new(port, queue);
-        rx_queue.xdp = Some(Box::new(receiver));
-        rx_queue
     }
 
     /// DPDK's number of the port.
@@ -82,12 +59,6 @@ impl RxQueue {
     #[inline]
     pub fn rx_burst(&mut self, batch: &mut RxBatch) -> usize {
         let room = batch.spare_slots();
-        if let Some(xdp) = &mut self.xdp {
-            let received = xdp.rx_burst(room);
-            // SAFETY: the first `received` entries were filled.
-            unsafe { batch.mark_filled(received) };
-            return received;
-        }
         // SAFETY: the port is started while a queue of it lives, this is the only handle of the
         // queue, and `room` holds that many pointers.
         let received = unsafe {
@@ -107,9 +78,6 @@ impl RxQueue {
     /// [`Self::arm_interrupt`]. `None` if the port has no interrupts, or a virtual link has no peer
     /// yet; it may change when a peer connects.
     pub fn interrupt_fd(&self) -> Option<RawFd> {
-        if let Some(xdp) = &self.xdp {
-            return xdp.descriptor().map(|descriptor| descriptor.as_raw_fd());
-        }
         // SAFETY: the queue exists.
         let fd = unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.port_id, self.queue) };
         (fd >= 0).then_some(fd)
@@ -129,10 +97,6 @@ impl RxQueue {
     /// # Errors
     /// The queue has no interrupt, as with uio_pci_generic, or the driver refuses.
     pub fn arm_interrupt(&mut self) -> Result<()> {
-        if self.xdp.is_some() {
-            // A socket is readable while it has a frame.
-            return Ok(());
-        }
         // vmxnet3's driver uses the vector's number without checking that there is one.
         if self.interrupt_fd().is_none() {
             return self.check_call("arming the receive interrupt", -libc::ENOTSUP);
@@ -144,7 +108,7 @@ impl RxQueue {
 
     /// Disarms the interrupt, and drains the descriptor if it is an eventfd.
     pub fn disarm_interrupt(&mut self) -> Result<()> {
-        if self.xdp.is_some() || self.interrupt_fd().is_none() {
+        if self.interrupt_fd().is_none() {
             return Ok(());
         }
         // SAFETY: the queue exists and is ours.
@@ -183,27 +147,9 @@ impl TxQueue {
             queue,
             prepare,
             refused: 0,
-            xdp: None,
-            packet: None,
             port: port.clone(),
             _not_sync: PhantomData,
         }
-    }
-
-    pub(crate) fn of_xdp(port: &Arc<PortInner>, queue: u16, sender: XdpSender) -> Self {
-        let mut tx_queue = Self::new(port, queue, false);
-        tx_queue.xdp = Some(Box::new(sender));
-        tx_queue
-    }
-
-    pub(crate) fn of_packet_socket(
-        port: &Arc<PortInner>,
-        queue: u16,
-        sender: PacketSender,
-    ) -> Self {
-        let mut tx_queue = Self::new(port, queue, false);
-        tx_queue.packet = Some(Box::new(sender));
-        tx_queue
     }
 
     /// DPDK's number of the port.
@@ -230,27 +176,13 @@ impl TxQueue {
         if pending.is_empty() {
             return 0;
         }
-        if let Some(xdp) = &mut self.xdp {
-            let sent = xdp.tx_burst(pending);
-            // SAFETY: the sender owns the first `sent` now.
-            unsafe { batch.mark_sent(sent) };
-            let refused = xdp.take_refused();
-            if refused > 0 {
-                self.note_refused(refused);
-            }
-            return sent;
-        }
-        if self.packet.is_some() {
-            return self.send_through_socket(batch);
-        }
         let mut len = pending.len() as u16;
         if self.prepare {
             // SAFETY: as below; the headers are in writable segments.
             len =
                 unsafe { sys::siw_tx_prepare(self.port_id, self.queue, pending.as_mut_ptr(), len) };
             if len == 0 {
-                self.note_refused(1);
-                drop(batch.pop());
+                self.refuse_packets(batch, 1);
                 return 0;
             }
         }
@@ -263,79 +195,18 @@ impl TxQueue {
         usize::from(sent)
     }
 
-    /// Drops all packets of `batch`, like packets that the driver can never send.
+    /// Drops the first `count` packets of `batch`, like packets that the driver can never send.
     #[cold]
-    pub fn refuse_batch(&mut self, batch: &mut TxBatch) {
-        let mut count = 0;
-        while batch.pop().is_some() {
-            count += 1;
-        }
-        self.note_refused(count);
-    }
-
-    #[cold]
-    fn note_refused(&mut self, count: u64) {
-        self.refused += count;
-        self.port.count_refused(count);
-    }
-
-    /// Sends through the packet socket until the batch is empty or the socket's buffer is full.
-    #[inline(never)]
-    fn send_through_socket(&mut self, batch: &mut TxBatch) -> usize {
-        let mut sent = 0;
-        while let Some(socket) = &mut self.packet
-            && !batch.is_empty()
-        {
-            // SAFETY: the batch owns its packets.
-            let count = match unsafe { socket.send_frames(batch.pending_packets()) } {
-                PacketOutcome::Sent(count) => {
-                    sent += count;
-                    count
-                }
-                PacketOutcome::Refused => {
-                    self.note_refused(1);
-                    1
-                }
-                PacketOutcome::Down => {
-                    self.note_refused(batch.len() as u64);
-                    batch.len()
-                }
-                PacketOutcome::Busy => break,
-            };
-            for packet in &batch.pending_packets()[..count] {
-                // SAFETY: a packet of the batch, which leaves it below.
-                unsafe { sys::siw_pktmbuf_free(*packet) };
-            }
-            // SAFETY: these packets were freed.
-            unsafe { batch.mark_sent(count) };
-        }
-        sent
-    }
-
-    /// Returns true if the kernel has not yet taken all frames of earlier bursts.
-    #[inline]
-    pub fn has_backlog(&self) -> bool {
-        self.xdp.as_ref().is_some_and(|xdp| xdp.has_backlog())
-    }
-
-    /// Offers the kernel the frames of earlier bursts that it has not taken yet; called in each
-    /// loop turn that sends no burst.
-    #[inline]
-    pub fn retry_backlog(&mut self) {
-        if let Some(xdp) = &mut self.xdp
-            && xdp.has_backlog()
-        {
-            xdp.retry_backlog();
-        }
+    pub fn refuse_packets(&mut self, batch: &mut TxBatch, count: usize) {
+        let dropped = (0..count).map_while(|_| batch.pop()).count() as u64;
+        self.refused += dropped;
+        self.port.count_refused(dropped);
     }
 
     /// Asks the driver to free up to `limit` transmitted packets (0: all it can); for use only when
     /// a work request waits for its buffers. Returns the number freed; 0 also for drivers without
     /// this function, which free packets when they send.
     pub fn done_cleanup(&mut self, limit: u32) -> usize {
-        if let Some(xdp) = &mut self.xdp {
-            return xdp.free_completed();
-        }
         // SAFETY: the queue exists and is ours.
         let freed = unsafe { sys::rte_eth_tx_done_cleanup(self.port_id, self.queue, limit) };
         usize::try_from(freed).unwrap_or(0)

@@ -118,6 +118,5 @@ fn create_ring_port(
         &format!("net_ring_{name}"),
         Some(rings.clone()),
         None,
-        None,
     )
 }

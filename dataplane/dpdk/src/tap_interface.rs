@@ -1,5 +1,6 @@
 //! The interface of a tap device. DPDK's driver makes it, and does not report that it was deleted.
 
+use std::ffi::CString;
 use std::fs;
 use std::os::fd::RawFd;
 
@@ -26,6 +27,12 @@ impl TapInterface {
     pub(crate) fn is_deleted(&self) -> bool {
         interface_of(self.descriptor).is_none_or(|name| name.is_empty())
     }
+}
+
+/// Returns true if the network namespace of the calling thread has an interface of this name.
+pub(crate) fn interface_exists(name: &str) -> bool {
+    // SAFETY: a C string that lives through the call.
+    CString::new(name).is_ok_and(|name| unsafe { libc::if_nametoindex(name.as_ptr()) } != 0)
 }
 
 /// Name of the interface that a descriptor of /dev/net/tun is attached to, as the kernel shows it in

@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
-use dpdk::{DriverTraits, XdpLink};
+use dpdk::DriverTraits;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use siw_ports::XdpLink;
 use siw_shm::persona::Persona;
 use toml::Spanned;
 

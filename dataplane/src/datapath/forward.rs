@@ -178,7 +178,7 @@ impl FrameForwarder {
                         checksum,
                         rss_hash: 0,
                     };
-                    port.forwarded.push((RxFrame::new(frame.mbuf), info));
+                    port.arrived.push((RxFrame::new(frame.mbuf), info));
                 }
                 ForwardPurpose::Overhear(checksum) => {
                     port.stack

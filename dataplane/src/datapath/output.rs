@@ -9,7 +9,8 @@
 
 use std::time::Duration;
 
-use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
+use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload};
+use siw_ports::{TransmitQueue, TxQueue};
 use siw_tcp::{
     FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RxChecksum, TxChecksum, checksum,
 };
@@ -436,7 +437,8 @@ impl PortOutput {
         if now < since + STALL {
             return false;
         }
-        queue.refuse_batch(&mut self.batch);
+        let waiting = self.batch.len();
+        queue.refuse_packets(&mut self.batch, waiting);
         self.stalled_since = Some(now);
         !std::mem::replace(&mut self.has_told_stall, true)
     }
@@ -584,7 +586,7 @@ impl PortOutput {
     /// Has the port free the buffers of sent frames.
     pub(crate) fn release_sent_buffers(&mut self) {
         if let TxPath::Queue(queue) = &mut self.path {
-            queue.done_cleanup(0);
+            queue.done_cleanup();
         }
     }
 }
@@ -634,7 +636,8 @@ fn complete_checksum(mbuf: &mut Mbuf, meta: &FrameMeta) {
 
 #[cfg(test)]
 mod tests {
-    use dpdk::{DriverTraits, Mempool, Port, PortConfig};
+    use dpdk::{DriverTraits, Mempool, PortConfig};
+    use siw_ports::Port;
 
     use super::*;
     use crate::config::{ChecksumPolicy, TsoPolicy, TxPayloadPolicy};

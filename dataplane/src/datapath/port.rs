@@ -4,9 +4,10 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use dpdk::{BURST, Mbuf, MbufCache, RxBatch, RxQueue, TxQueue};
+use dpdk::{BURST, Mbuf, MbufCache, RxBatch};
 use siw_host::HostQueue;
 use siw_iwarp::mpa::MpaConfig;
+use siw_ports::{ReceiveQueue, RxQueue, TxQueue};
 use siw_tcp::{
     AddressConflict, ConnId, FrameInfo, Instant, RxChecksum, Stack, Steering, WorkerSteering,
 };
@@ -56,8 +57,9 @@ pub(crate) struct WorkerPort<R> {
     rx_queue: Option<RxQueue>,
     /// Determines which worker processes a received frame; `None` if all are for this one.
     home: Option<WorkerSteering>,
-    /// Frames that other workers received for this one.
-    pub(crate) forwarded: Vec<(RxFrame, FrameInfo)>,
+    /// Frames for [`Self::receive`] that did not come from the port: those that other workers received
+    /// for this one, and loopback frames.
+    pub(crate) arrived: Vec<(RxFrame, FrameInfo)>,
     pub(crate) output: PortOutput,
     pub(crate) stack: Stack<RxFrame, R>,
     link: LinkTraits,
@@ -95,7 +97,7 @@ impl<R> WorkerPort<R> {
                 .steering
                 .clone()
                 .filter(|_| config.link.needs_steering()),
-            forwarded: Vec::with_capacity(BURST),
+            arrived: Vec::with_capacity(BURST),
             output,
             stack: Stack::new(config.stack, now).map_err(|error| error.to_string())?,
             link: config.link,
@@ -105,22 +107,23 @@ impl<R> WorkerPort<R> {
         })
     }
 
-    /// Takes a burst from the port into `batch`. Returns true if [`Self::receive`] has work: these
-    /// frames, frames that other workers forwarded, loopback frames, or frames for the kernel.
+    /// Takes a burst from the port into `batch`, and the loopback frames. Returns true if
+    /// [`Self::receive`] has work: these frames, frames that other workers forwarded, or frames for the
+    /// kernel.
     #[inline]
     pub(crate) fn take_burst(&mut self, batch: &mut RxBatch) -> bool {
         if let Some(rx_queue) = &mut self.rx_queue {
             rx_queue.rx_burst(batch);
         }
-        !batch.is_empty()
-            || !self.forwarded.is_empty()
-            || self.output.has_loopback()
-            || self.stack.has_host_frames()
+        if self.output.has_loopback() {
+            self.arrived.extend(self.output.take_loopback());
+        }
+        !batch.is_empty() || !self.arrived.is_empty() || self.stack.has_host_frames()
     }
 
-    /// Passes to TCP the burst in `batch`, the frames that other workers forwarded, and the loopback
-    /// frames. Returns true if there were any. On a port that does not deliver by worker, `keep` gets
-    /// each frame and returns it if this worker keeps it.
+    /// Passes to TCP the burst in `batch` and [`Self::arrived`]. Returns true if there were any frames.
+    /// On a port that does not deliver by worker, `keep` gets each frame of the burst and returns it if
+    /// this worker keeps it.
     ///
     /// The frames go through one iterator from burst to stack, so that nothing is stored in between.
     #[inline]
@@ -155,13 +158,9 @@ impl<R> WorkerPort<R> {
             });
             self.stack.receive_burst(now, frames);
         }
-        if !self.forwarded.is_empty() {
+        if !self.arrived.is_empty() {
             any = true;
-            self.stack.receive_burst(now, self.forwarded.drain(..));
-        }
-        if self.output.has_loopback() {
-            any = true;
-            self.stack.receive_burst(now, self.output.take_loopback());
+            self.stack.receive_burst(now, self.arrived.drain(..));
         }
         if self.stack.has_host_frames() {
             self.leave_host_frames();
@@ -338,7 +337,7 @@ impl<R> WorkerPort<R> {
     /// Returns true if the port cannot receive until the pool has buffers again.
     pub(super) fn is_out_of_buffers(&self) -> bool {
         let queue = self.rx_queue.as_ref();
-        queue.is_some_and(dpdk::RxQueue::is_out_of_buffers)
+        queue.is_some_and(RxQueue::is_out_of_buffers)
     }
 
     /// Records that an interrupt of the port woke the thread.

@@ -16,11 +16,11 @@
 //!
 //! | part | file | owns |
 //! |---|---|---|
-//! | `Worker` | `mod.rs`; `receive.rs`, `commands.rs`, `sleep.rs`, `statistics.rs`, `trace.rs` | the loop: clock, received burst, mailbox, forwarder, wake-up sources |
+//! | `Worker` | `mod.rs`; `receive.rs`, `commands.rs`, `sleep.rs`, `statistics.rs` | the loop: clock, received burst, mailbox, forwarder, wake-up sources |
 //! | `Scheduler` | `scheduler.rs`, with `user_shares.rs` and the limits in `thresholds.rs` | ready queue pairs, users' shares, doorbells, polled send queues |
 //! | `ParkedQueuePairs` | `parked.rs` | queue pairs whose work waits for something that raises no event |
 //! | `Connections` | `connections.rs`; `receive.rs`, `send.rs`, `lifecycle.rs`, `connect.rs`, `listen.rs` | TCP stacks, queue pairs, their life cycle; the path of a frame and of a work request |
-//! | `TracedConnections` | `trace.rs` | nothing: the view of `Connections` during a trace |
+//! | `StepTrace` | `trace.rs` | during a trace: the arrivals of later steps, and the step to record |
 //! | `PortMapper` | `port_mapper.rs` | peers with and without a port mapper, requests without an answer in time |
 //! | `PendingConnections`, `PortListeners` | `pending_connections.rs`, `listener_options.rs` | connections that no queue pair has taken yet; listeners |
 //! | `CqTable`, `SrqTable` | `completion_queues.rs`, `shared_receive_queues.rs` | completions and the events of completion channels; shared receive queues |

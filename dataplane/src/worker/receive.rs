@@ -1,7 +1,7 @@
 //! Receive path: a burst from a port goes through TCP, and TCP's events go to the queue pairs.
 //!
 //! ```text
-//! Worker::receive -> WorkerPort::receive -> Stack::next_event
+//! Worker::receive -> WorkerPort::receive -> Stack::next_event      (the steps of a trace: trace.rs)
 //!                                                 |
 //!                                            on_tcp_event -+- on_stream_event: a queue pair's stream
 //!                                                          |- on_connecting_event: connect.rs
@@ -19,6 +19,7 @@ use super::connections::Connections;
 use super::parked::Wait;
 use super::slots::QpSlot;
 use super::thresholds::THRESHOLDS;
+use super::trace::{StepHook, StepTrace, Untraced, traced};
 use crate::datapath::rx_frame::{OutOfOrderSegment, TcpByteStream};
 
 /// Events that end a connection for its owner.
@@ -44,19 +45,34 @@ impl Worker {
         (has_frames || has_events) && self.process_arrivals(now, port)
     }
 
-    /// Passes the burst to TCP, and TCP's events to the owners of the connections.
+    /// Processes the burst and the other arrivals of a port. Returns true if there was anything.
     #[inline(never)]
     fn process_arrivals(&mut self, now: Instant, port: usize) -> bool {
-        if let Some(trace) = self.connections.ports[port].trace() {
-            let trace = trace.clone();
-            return self.trace_arrivals(now, port, &trace);
+        match self.connections.ports[port].trace().cloned() {
+            None => self.process_in_steps(now, port, Untraced),
+            Some(trace) => traced(|| self.process_in_steps(now, port, StepTrace::new(trace, port))),
         }
-        self.receive_burst(now, port) | self.connections.handle_events(now, port)
+    }
+
+    /// Passes arrivals to TCP, and TCP's events to the owners of the connections: all at once, or as
+    /// many at a time as `hook` leaves to a step.
+    #[inline(always)]
+    fn process_in_steps(&mut self, now: Instant, port: usize, mut hook: impl StepHook) -> bool {
+        let mut any = false;
+        loop {
+            hook.begin_arrivals(self, now);
+            any |= self.receive_burst(now, port);
+            hook.on_received(&self.connections);
+            any |= self.connections.handle_events(now, port);
+            if hook.end_arrivals(self, now) {
+                return any;
+            }
+        }
     }
 
     /// Passes the burst to TCP. Returns true if there was anything.
     #[inline(always)]
-    pub(super) fn receive_burst(&mut self, now: Instant, port: usize) -> bool {
+    fn receive_burst(&mut self, now: Instant, port: usize) -> bool {
         let Connections {
             clock,
             ports,
@@ -81,7 +97,7 @@ impl Worker {
 impl Connections {
     /// Passes TCP's events of a port to the owners of the connections. Returns true if there were any.
     #[inline]
-    pub(super) fn handle_events(&mut self, now: Instant, port: usize) -> bool {
+    fn handle_events(&mut self, now: Instant, port: usize) -> bool {
         let (mut any, mut acknowledged) = (false, None);
         if self.ports[port].stack.has_port_mapper_events() {
             self.serve_port_mapper(now, port);

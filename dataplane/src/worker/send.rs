@@ -8,7 +8,7 @@ use super::connections::Connections;
 use super::fpdu_writer::FpduWriter;
 use super::slots::{QpSlot, UserSlot};
 use super::thresholds::THRESHOLDS;
-use super::trace::TracedConnections;
+use super::trace::{StepHook, StepTrace, Untraced, traced};
 
 impl Connections {
     /// Marks a queue pair that may have data to send.
@@ -52,19 +52,23 @@ impl Connections {
         (user, port): (UserSlot, usize),
         count: usize,
     ) -> Option<usize> {
-        if self.ports[port].trace().is_some() {
-            return TracedConnections(self).give_turns(now, (user, port), count);
+        match self.ports[port].trace().cloned() {
+            None => self.give_hooked_turns(now, (user, port), count, Untraced),
+            Some(trace) => traced(|| {
+                let hook = StepTrace::new(trace, port);
+                self.give_hooked_turns(now, (user, port), count, hook)
+            }),
         }
-        self.send_from_ready_of(now, (user, port), count)
     }
 
-    /// Gives turns as [`Self::give_turns`] without a trace.
+    /// Gives turns as [`Self::give_turns`], each between two calls of `hook`.
     #[inline]
-    pub(super) fn send_from_ready_of(
+    fn give_hooked_turns(
         &mut self,
         now: Instant,
         (user, port): (UserSlot, usize),
         count: usize,
+        mut hook: impl StepHook,
     ) -> Option<usize> {
         let mut flushes_left = THRESHOLDS.flushes;
         let frames_before = self.ports[port].stack.stats().frames_out;
@@ -86,26 +90,41 @@ impl Connections {
                 self.scheduler
                     .prefetch_ready(queue_pairs, &mut ports[port], user, port);
             }
-            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
-                continue;
-            };
-            if queue_pair.only_flushes() {
-                if flushes_left == 0 {
-                    self.scheduler.users.push_ready(user, port, slot);
-                } else {
-                    flushes_left -= 1;
-                    queue_pair.is_ready = false;
-                    self.report_and_follow(now, slot);
-                }
-                continue;
-            }
-            queue_pair.is_ready = false;
-            queue_pair.rings.is_sq_drained = false;
-            if queue_pair.state.has_stream() && self.send_from(now, slot) {
-                self.mark_ready(slot);
-            }
+            hook.begin_turn(self, now, slot);
+            self.take_turn(now, (user, port), slot, &mut flushes_left);
+            hook.end_step(self, now);
         }
         None
+    }
+
+    /// Sends the requests of a ready queue pair, or flushes them if it has no stream. Inlined, so that
+    /// the common loop has no call for each turn.
+    #[inline(always)]
+    fn take_turn(
+        &mut self,
+        now: Instant,
+        (user, port): (UserSlot, usize),
+        slot: QpSlot,
+        flushes_left: &mut u32,
+    ) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        if queue_pair.only_flushes() {
+            if *flushes_left == 0 {
+                self.scheduler.users.push_ready(user, port, slot);
+            } else {
+                *flushes_left -= 1;
+                queue_pair.is_ready = false;
+                self.report_and_follow(now, slot);
+            }
+            return;
+        }
+        queue_pair.is_ready = false;
+        queue_pair.rings.is_sq_drained = false;
+        if queue_pair.state.has_stream() && self.send_from(now, slot) {
+            self.mark_ready(slot);
+        }
     }
 
     /// Queues records as far as TCP has room, and sends them. Returns true if more can follow at once.
@@ -161,19 +180,29 @@ impl Connections {
         if !self.ports[port].needs_poll(now) {
             return false;
         }
-        if self.ports[port].trace().is_some() {
-            return TracedConnections(self).poll_port(now, port, run_timers);
+        match self.ports[port].trace().cloned() {
+            None => self.poll_stack(now, port, run_timers, Untraced),
+            Some(trace) => {
+                traced(|| self.poll_stack(now, port, run_timers, StepTrace::new(trace, port)))
+            }
         }
-        self.poll_stack(now, port, run_timers)
     }
 
-    /// Polls a stack that needs it.
+    /// Polls a stack that needs it, between two calls of `hook`.
     #[inline]
-    pub(super) fn poll_stack(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
-        let port = &mut self.ports[port];
+    fn poll_stack(
+        &mut self,
+        now: Instant,
+        port: usize,
+        run_timers: bool,
+        mut hook: impl StepHook,
+    ) -> bool {
+        hook.begin_poll(self, now);
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
         let wall_time = self.clock.wall_time(now);
-        port.poll_stack(now, run_timers, &mut self.cache, writer, wall_time)
+        let any = self.ports[port].poll_stack(now, run_timers, &mut self.cache, writer, wall_time);
+        hook.end_step(self, now);
+        any
     }
 
     /// Takes back the memory of messages whose buffers ports have released, and completes those that

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStderr, ChildStdout};
 use std::time::Instant;
 
 use serde_json::Value;
-use siw::{CmEvent, ConnectOptions, Context};
+use siw::{Access, CmEvent, ConnectOptions, Context, PairOptions, RecvWr, SendData, SendWr};
 use siw_shm::control::messages::{StartCapture, StartTrace};
 
 use super::client_faults::{as_user, open_to_all};
@@ -202,6 +202,52 @@ fn a_request_is_followed_to_its_completion() {
         assert!(start.elapsed() < PATIENCE, "the trace is still listed");
     }
     ping(&a, &b);
+}
+
+/// A queue pair that is connected with itself: each frame has a record where it is sent, and another where
+/// it is received.
+#[test]
+fn loopback_frames_are_recorded_at_both_ends() {
+    let daemon = Daemon::loopback();
+    let end = End::new(&daemon.context(), 4096);
+    let tracing = Tracing::start(&daemon, &["16384", "--json"]);
+    let address = "10.77.0.1".parse().unwrap();
+    let options = PairOptions {
+        device: 0,
+        local: address,
+        peer: address,
+        peer_qp_num: end.qp.qp_num(),
+        ord: 1,
+        ird: 1,
+        denied_access: Access::NONE,
+    };
+    end.qp.connect_pair(&options).unwrap();
+    for round in 0..50 {
+        let sges = &[end.mr.sge(2048, 2048)];
+        end.qp.post_recv(&[RecvWr { wr_id: round, sges }]).unwrap();
+        let sges = [end.mr.sge(0, 2048)];
+        let send = SendWr::send(round, SendData::Sges(&sges));
+        end.qp.post_send(&[send]).unwrap();
+        end.wc();
+        end.wc();
+    }
+    shown(&daemon, &["capture", "stop"]);
+    let records = tracing.end_with_records();
+    let frames = |event: &str| {
+        let mut counts = BTreeMap::<String, i64>::new();
+        for record in records.iter().filter(|record| record["event"] == event) {
+            *counts.entry(record["frame"].to_string()).or_default() += 1;
+        }
+        counts
+    };
+    let (mut sent, received) = (frames("sent"), frames("received"));
+    assert!(sent.values().sum::<i64>() > 50, "{sent:?}");
+    for (frame, count) in received {
+        *sent.entry(frame).or_default() -= count;
+    }
+    // The trace may end between the two records of a frame.
+    let left: i64 = sent.values().map(|count| count.abs()).sum();
+    assert!(left <= 1, "{sent:?}");
 }
 
 #[test]

@@ -19,7 +19,7 @@
 //! not used: it attaches by netlink, and leaves the program on the NIC of a killed process. It also
 //! has no receive interrupts, and waits up to a second inside of a receive burst.
 //!
-//! Users of this crate are `dpdk`, which puts packet buffers into the sockets' rings, and `siwd`,
+//! Users of this crate are `siw-ports`, which puts packet buffers into the sockets' rings, and `siwd`,
 //! which fills the maps.
 
 #![deny(missing_docs)]

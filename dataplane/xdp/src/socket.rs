@@ -9,7 +9,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::ring::{ConsumerRing, ProducerRing, RingKind};
@@ -208,10 +208,11 @@ impl XdpSocket {
         self.is_zero_copy
     }
 
-    /// Splits the socket into its two halves, and a handle for the counters and for the map of
-    /// sockets.
+    /// Splits the socket into its two halves, which close it when both are dropped, and a handle for the
+    /// counters.
     pub fn split(self) -> (Receiver, Sender, SocketHandle) {
-        (self.receiver, self.sender, SocketHandle(self.descriptor))
+        let handle = SocketHandle(Arc::downgrade(&self.descriptor));
+        (self.receiver, self.sender, handle)
     }
 
     /// Descriptor for the map of sockets.
@@ -220,17 +221,21 @@ impl XdpSocket {
     }
 }
 
-/// Handle of an [`XdpSocket`] that was split.
+/// Handle of an [`XdpSocket`] that was split. It does not keep the socket open: the owner of the halves
+/// frees the socket's memory after them.
 #[derive(Debug, Clone)]
-pub struct SocketHandle(Arc<OwnedFd>);
+pub struct SocketHandle(Weak<OwnedFd>);
 
 impl SocketHandle {
-    /// Reads the counters of the kernel.
+    /// Reads the counters of the kernel, which are zero once the socket is closed.
     ///
     /// # Errors
     /// The interface was removed.
     pub fn read_counters(&self) -> Result<SocketCounters> {
-        let counters: libc::xdp_statistics = read_option(&self.0, libc::XDP_STATISTICS)
+        let Some(socket) = self.0.upgrade() else {
+            return Ok(SocketCounters::default());
+        };
+        let counters: libc::xdp_statistics = read_option(&socket, libc::XDP_STATISTICS)
             .map_err(|source| call_error("reading the counters of an AF_XDP socket", source))?;
         Ok(SocketCounters {
             rx_dropped: counters.rx_dropped,

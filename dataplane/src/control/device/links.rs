@@ -10,9 +10,10 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use dpdk::{DriverTraits, LinkStatus, PortEvent, XdpInterface};
+use dpdk::{DriverTraits, PortEvent};
 use siw_host::HostThread;
 use siw_host::netlink::RouteSocket;
+use siw_ports::{LinkStatus, Port, XdpInterface};
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 use siw_sysfs::SysfsTree;
@@ -43,7 +44,7 @@ pub struct WatchedPort {
     /// Index of the kernel's interface that follows the link's state, if the device shares one.
     pub host_interface: Option<u32>,
     /// The port, closed with its last handle and queue.
-    pub port: dpdk::Port,
+    pub port: Port,
     /// Locks of the device on this machine.
     pub claims: DeviceClaims,
     /// The interface with which the device comes back after its removal; `None`: it does not.
@@ -381,7 +382,7 @@ impl WatchedDevice {
             Ok(()) => tracing::info!(device = %name, "the device is closed"),
             Err(error) => tracing::warn!(device = %name, "the device cannot be closed: {error}"),
         }
-        // A port that is not DPDK's is closed with its last handle.
+        // An AF_XDP port is closed with its last handle.
         drop(port);
         drop(claims);
         let report = LinkReport::Closed;

@@ -289,7 +289,7 @@ impl Opening {
         let dpdk = &opener.dpdk;
         let opened = device::open_device(dpdk, &plan.devices, config, workers, pairs);
         let mut device = opened.map_err(failed)?;
-        if device.port.needs_dma_map() && device.link.payload != PayloadPolicy::Copy {
+        if device.port.dma_port().is_some() && device.link.payload != PayloadPolicy::Copy {
             let why = format!(
                 "device {name} would read memory of running programs, which is not mapped for it: set tx_payload = \"copy\", or restart siwd"
             );

@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crossbeam::queue::SegQueue;
-use dpdk::{LinkStatus, PortEvent};
+use dpdk::PortEvent;
+use siw_ports::LinkStatus;
 use siw_shm::SharedMemory;
 use siw_shm::doorbell::SleepFlag;
 

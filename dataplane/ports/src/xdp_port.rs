@@ -2,28 +2,30 @@
 //! the sockets' memory, so frames are neither copied nor converted on this side of the kernel.
 //!
 //! It does not use DPDK's AF_XDP driver, which leaves its XDP program on the NIC when the process
-//! is killed (see the crate `siw_xdp`). [`Port`](crate::Port) hides the difference; a queue checks
-//! once per burst which kind it is.
+//! is killed (see the crate `siw_xdp`).
 //!
 //! ```text
-//!   Port::attach_xdp   finds the interface, loads the program      nothing is attached yet
-//!   Port::start        a socket for each receive queue of the NIC  then the program is attached
+//!   XdpPort::prepare   finds the interface, loads the program      nothing is attached yet
+//!   XdpPort::start     a socket for each receive queue of the NIC  then the program is attached
 //!     queue 0: sockets 0, n, 2n ...   queue 1: sockets 1, n+1 ...  of n queues of the port
 //! ```
 
-use parking_lot::{Mutex, MutexGuard};
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use dpdk::{
+    DriverTraits, Eal, Mempool, Offloads, PoolMemory, PortCaps, PortConfig, PortCounters,
+    PortEvent, PortInfo,
+};
+use parking_lot::{Mutex, MutexGuard};
 use siw_xdp::{
     AttachMode, Claim, ClaimKind, CopyMode, FrameMembership, NeighbourCopies, PACKET_HEADROOM,
     SocketConfig, SocketHandle, Umem, XdpInterface, XdpSocket, XdpSteering,
 };
 
-use crate::port_config::Offloads;
-use crate::xdp_queue::{PoolMemory, QueueBuffers, XdpReceiver, XdpSender};
-use crate::{
-    DriverTraits, Error, LinkStatus, Mempool, PortCaps, PortConfig, PortCounters, PortInfo, Result,
-};
+use crate::xdp_queue::{QueueBuffers, XdpReceiver, XdpSender};
+use crate::{Error, LinkStatus, PortQueues, Result, RxQueue, TxQueue};
 
 /// Configuration of an AF_XDP port.
 #[derive(Debug, Clone)]
@@ -49,7 +51,7 @@ impl XdpLink {
 
     /// Buffer bytes needed for IP packets of `mtu` bytes, in addition to the buffer's own headroom.
     pub fn buffer_room(mtu: u16) -> u16 {
-        mtu + FRAME_OVERHEAD as u16 + PACKET_HEADROOM - crate::HEADROOM
+        mtu + FRAME_OVERHEAD as u16 + PACKET_HEADROOM - dpdk::HEADROOM
     }
 
     /// Traits of all AF_XDP links.
@@ -59,7 +61,7 @@ impl XdpLink {
 }
 
 /// Name of the row of [`DriverTraits`].
-pub(crate) const XDP_DRIVER: &str = "net_af_xdp";
+const XDP_DRIVER: &str = "net_af_xdp";
 /// Bytes around an IP packet: Ethernet header and VLAN tag; XDP does not see the FCS.
 const FRAME_OVERHEAD: u32 = 18;
 /// A chunk is at most a page.
@@ -69,10 +71,18 @@ const MIN_MTU: u32 = 68;
 /// Entries of a ring: a power of two in this range.
 const RING_ENTRIES: std::ops::RangeInclusive<u32> = 64..=16_384;
 
-/// The AF_XDP part of a [`crate::Port`].
+/// An AF_XDP port.
 pub(crate) struct XdpPort {
+    pub(crate) name: String,
     interface: XdpInterface,
+    /// Packets dropped because the interface refused them. Each queue holds it: the port cannot be
+    /// changed while there are any.
+    refused: Arc<AtomicU64>,
+    /// [`Self::detach`] was called.
+    is_detached: AtomicBool,
     state: Mutex<XdpState>,
+    /// Declared last: the pool of the state lives in it.
+    _eal: Eal,
 }
 
 struct XdpState {
@@ -80,16 +90,17 @@ struct XdpState {
     copy_mode: CopyMode,
     shared_addresses: Vec<IpAddr>,
     config: Option<(PortConfig, Mempool)>,
+    granted_caps: Option<PortCaps>,
     sockets: Vec<SocketHandle>,
     multicast: Option<FrameMembership>,
 }
 
-/// Receiving and sending half of a queue.
-pub(crate) type XdpQueuePair = (XdpReceiver, XdpSender);
-
 impl XdpPort {
     /// Finds the interface and loads the program. The interface does not change yet.
-    pub(crate) fn prepare(link: &XdpLink) -> Result<XdpPort> {
+    ///
+    /// # Errors
+    /// The interface cannot be used, or a capability is missing.
+    pub(crate) fn prepare(eal: &Eal, link: &XdpLink) -> Result<XdpPort> {
         let interface = XdpInterface::find_by_name(&link.interface)?;
         interface.check_usable(link.vlan.is_some())?;
         let mut steering = XdpSteering::load(link.kind, link.vlan, interface.rx_queues)?;
@@ -97,15 +108,20 @@ impl XdpPort {
             steering.add_claim(*claim)?;
         }
         Ok(XdpPort {
+            name: format!("af_xdp:{}", link.interface),
             interface,
+            refused: Arc::default(),
+            is_detached: AtomicBool::new(false),
             state: Mutex::new(XdpState {
                 steering,
                 copy_mode: link.copy_mode,
                 shared_addresses: link.shared_addresses.clone(),
                 config: None,
+                granted_caps: None,
                 sockets: Vec::new(),
                 multicast: None,
             }),
+            _eal: eal.clone(),
         })
     }
 
@@ -113,27 +129,51 @@ impl XdpPort {
         self.state.lock()
     }
 
-    pub(crate) fn device_info(&self) -> PortInfo {
-        PortInfo {
-            driver: XDP_DRIVER.into(),
-            min_mtu: MIN_MTU,
-            max_mtu: u32::from(XdpLink::MAX_MTU).min(self.interface.mtu),
-            // A worker beyond the NIC's number of queues would have no socket.
-            max_rx_queues: self.interface.rx_queues.min(u32::from(u16::MAX)) as u16,
-            max_tx_queues: self.interface.rx_queues.min(u32::from(u16::MAX)) as u16,
-            reta_size: 0,
-            tx_seg_max: 1,
-            tx_mtu_seg_max: 1,
-            rx_capa: 0,
-            tx_capa: 0,
-            rss_types: 0,
-            hash_key_size: 0,
-            max_lro_pkt_size: 0,
-            min_rx_bufsize: 0,
+    /// Locks the state for a change of the port that requires all queues to be dropped. Queues are
+    /// handed out under the same lock, so none appears between this check and the change.
+    fn lock_unused(&self) -> Result<MutexGuard<'_, XdpState>> {
+        let state = self.lock_state();
+        match Arc::strong_count(&self.refused) - 1 {
+            0 => Ok(state),
+            queues => Err(dpdk::Error::QueuesInUse {
+                port: self.name.clone(),
+                queues,
+            }
+            .into()),
         }
     }
 
-    pub(crate) fn configure(&self, config: &PortConfig, pool: &Mempool) -> Result<PortCaps> {
+    fn is_attached(&self) -> bool {
+        !self.is_detached.load(Ordering::Acquire)
+    }
+
+    fn describe(&self) -> PortInfo {
+        PortInfo::without_offloads(
+            XDP_DRIVER,
+            MIN_MTU..=u32::from(XdpLink::MAX_MTU).min(self.interface.mtu),
+            // A worker beyond the NIC's number of queues would have no socket.
+            self.interface.rx_queues.min(u32::from(u16::MAX)) as u16,
+        )
+    }
+
+    pub(crate) fn device_info(&self) -> Result<PortInfo> {
+        match self.is_attached() {
+            true => Ok(self.describe()),
+            false => Err(dpdk::Error::Removed {
+                port: self.name.clone(),
+            }
+            .into()),
+        }
+    }
+
+    /// Checks and keeps a configuration. The pool of all queues is the first of `pools`.
+    pub(crate) fn configure(&self, config: &PortConfig, pools: &[Mempool]) -> Result<PortCaps> {
+        let mut state = self.lock_unused()?;
+        let info = self.device_info()?;
+        info.negotiate(&self.name, config, pools)?;
+        let Some(pool) = pools.first() else {
+            return Err(self.invalid_port("it needs a pool of packet buffers"));
+        };
         let round = |descriptors: u16| {
             let entries = u32::from(descriptors).next_power_of_two();
             entries.clamp(*RING_ENTRIES.start(), *RING_ENTRIES.end()) as u16
@@ -146,17 +186,18 @@ impl XdpPort {
         let frame = u32::from(config.mtu) + FRAME_OVERHEAD;
         let least = frame + u32::from(PACKET_HEADROOM);
         if u32::from(pool.buf_len()) < least {
-            return Err(Error::Invalid {
+            return Err(dpdk::Error::Invalid {
                 what: "length of packet buffers",
                 value: pool.buf_len().to_string(),
                 why: format!("AF_XDP needs {least} bytes at MTU {}", config.mtu),
-            });
+            }
+            .into());
         }
         // Buffers for the rings, and some in flight.
         let in_rings = self.interface.rx_queues * u32::from(config.rx_desc)
             + u32::from(config.tx_queues) * u32::from(config.tx_desc);
         if pool.capacity() < in_rings + u32::from(config.rx_desc) {
-            return Err(Error::Invalid {
+            return Err(dpdk::Error::Invalid {
                 what: "number of packet buffers",
                 value: pool.capacity().to_string(),
                 why: format!(
@@ -164,7 +205,8 @@ impl XdpPort {
                      [dpdk], lower rx_descriptors, or ethtool -L {} combined 1",
                     self.interface.rx_queues, self.interface.name, self.interface.name
                 ),
-            });
+            }
+            .into());
         }
         let caps = PortCaps {
             offloads: Offloads {
@@ -172,7 +214,7 @@ impl XdpPort {
                 ..Offloads::NONE
             },
             mtu: config.mtu,
-            max_mtu: self.device_info().max_mtu as u16,
+            max_mtu: info.max_mtu as u16,
             rx_desc: config.rx_desc,
             tx_desc: config.tx_desc,
             tx_seg_max: 1,
@@ -180,21 +222,32 @@ impl XdpPort {
             reta_size: 0,
             rss_key_set: false,
         };
-        self.lock_state().config = Some((config, pool.clone()));
+        state.config = Some((config, pool.clone()));
+        state.granted_caps = Some(caps);
         Ok(caps)
     }
 
-    /// Opens the sockets and attaches the program: claimed frames are received here from now on.
-    pub(crate) fn start(&self) -> Result<Vec<XdpQueuePair>> {
-        let mut state = self.lock_state();
-        let Some((config, pool)) = state.config.clone() else {
-            return Err(Error::Invalid {
-                what: "port",
-                value: self.interface.name.clone(),
-                why: "it has to be configured before it is started".into(),
-            });
+    pub(crate) fn granted_caps(&self) -> Option<PortCaps> {
+        self.lock_state().granted_caps
+    }
+
+    fn invalid_port(&self, why: &str) -> Error {
+        let invalid = dpdk::Error::Invalid {
+            what: "port",
+            value: self.name.clone(),
+            why: why.to_owned(),
         };
-        let sockets = self.open_sockets(&config, &pool, state.copy_mode)?;
+        invalid.into()
+    }
+
+    /// Opens the sockets and attaches the program: claimed frames are received here from now on.
+    pub(crate) fn start(&self) -> Result<Vec<PortQueues>> {
+        let mut state = self.lock_unused()?;
+        let Some((config, pool)) = state.config.clone() else {
+            return Err(self.invalid_port("it has to be configured before it is started"));
+        };
+        let memory = PoolMemory::of_pool(&pool)?;
+        let sockets = self.open_sockets(&config, &memory, state.copy_mode)?;
         let is_zero_copy = sockets.iter().all(XdpSocket::is_zero_copy);
         let queues = usize::from(config.rx_queues);
         let mut receivers: Vec<_> = (0..queues).map(|_| Vec::new()).collect();
@@ -224,16 +277,20 @@ impl XdpPort {
             frames = if is_zero_copy { "zero-copy" } else { "copied by the kernel" },
             "AF_XDP port started"
         );
-        let memory = PoolMemory::of_pool(&pool)?;
         receivers
             .into_iter()
             .zip(senders)
             .filter_map(|(receivers, sender)| Some((receivers, sender?)))
             .map(|(receivers, sender)| {
-                let buffers = QueueBuffers::new(memory, &pool, is_zero_copy);
-                let target = config.rx_desc.into();
-                let receiver = XdpReceiver::new(receivers, copies.take(), buffers.clone(), target)?;
-                Ok((receiver, XdpSender::new(sender, buffers)))
+                let buffers = QueueBuffers::new(&memory, is_zero_copy);
+                let (target, port) = (config.rx_desc.into(), self.refused.clone());
+                let receiver =
+                    XdpReceiver::new(receivers, copies.take(), buffers.clone(), target, port)?;
+                let sender = XdpSender::new(sender, buffers, self.refused.clone());
+                Ok((
+                    Some(RxQueue::Xdp(Box::new(receiver))),
+                    Some(TxQueue::Xdp(Box::new(sender))),
+                ))
             })
             .collect()
     }
@@ -242,17 +299,16 @@ impl XdpPort {
     fn open_sockets(
         &self,
         config: &PortConfig,
-        pool: &Mempool,
+        memory: &PoolMemory,
         copy_mode: CopyMode,
     ) -> Result<Vec<XdpSocket>> {
-        let memory = PoolMemory::of_pool(pool)?;
         // SAFETY: the queues keep the pool; each buffer is owned either by the kernel or by this
         // process, never by both.
         let umem = unsafe {
             Umem::new(
-                memory.base,
-                memory.bytes,
-                u32::from(pool.buf_len()).min(MAX_CHUNK),
+                memory.base(),
+                memory.bytes(),
+                u32::from(memory.pool().buf_len()).min(MAX_CHUNK),
             )
         };
         let rings = SocketConfig {
@@ -268,11 +324,9 @@ impl XdpPort {
         Ok(sockets)
     }
 
-    pub(crate) fn set_allmulticast(&self, on: bool) -> Result<()> {
-        self.lock_state().multicast = match on {
-            true => Some(self.interface.join_all_multicast()?),
-            false => None,
-        };
+    /// Receives frames to every multicast address while the port exists.
+    pub(crate) fn accept_all_multicast(&self) -> Result<()> {
+        self.lock_state().multicast = Some(self.interface.join_all_multicast()?);
         Ok(())
     }
 
@@ -295,9 +349,22 @@ impl XdpPort {
         self.interface.index
     }
 
-    /// Returns true if the interface was removed.
-    pub(crate) fn is_gone(&self) -> bool {
-        !XdpInterface::exists(self.interface.index)
+    /// Reports the removal of the interface.
+    pub(crate) fn take_event(&self) -> Option<PortEvent> {
+        let is_gone = self.is_attached() && !XdpInterface::exists(self.interface.index);
+        is_gone.then_some(PortEvent::Removed)
+    }
+
+    /// Ends the use of the port, which is closed with its last handle. Fails while queues are in use.
+    pub(crate) fn detach(&self) -> Result<()> {
+        let _state = self.lock_unused()?;
+        self.is_detached.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Packets dropped on transmission because the interface refused them, on all queues.
+    pub(crate) fn refused_packets(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Reads the loss counters; the queues keep no shared counts of packets.

@@ -1,25 +1,127 @@
-//! Transmission on an AF_PACKET port: a packet socket of its own for each queue.
+//! A port on an interface of the kernel (AF_PACKET): DPDK's port, except for transmission and for the state
+//! of the interface, which DPDK's driver does not report.
 //!
 //! DPDK's driver sends through a ring (`PACKET_TX_RING`). If the interface drops a frame of the ring,
 //! as a veth does whose peer has a smaller MTU, the kernel offers the same frame again at each call and
 //! never reaches the next one; frames that it refuses vanish without a count; and a full socket buffer
-//! blocks the thread. sendmmsg(2) reports the fate of each frame.
+//! blocks the thread. Each queue therefore sends through a packet socket of its own: sendmmsg(2) reports
+//! the fate of each frame.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
-use dpdk_sys as sys;
-use siw_xdp::XdpInterface;
+use dpdk::{BURST, Mbuf, PortEvent, TxBatch};
+use parking_lot::Mutex;
+use siw_xdp::{FrameMembership, XdpInterface};
 
-use crate::{BURST, Error, Result};
+use crate::queue::TransmitQueue;
+use crate::{Error, LinkStatus, PortQueues, Result, RxQueue, TxQueue};
 
 /// Segments of the frames of one call: more than `BURST` frames of a header, a reference and a trailer
 /// have.
 const SEGMENTS: usize = 4 * BURST;
 
-/// The sending half of a queue.
-pub(crate) struct PacketSender {
+/// An AF_PACKET port.
+pub(crate) struct PacketPort {
+    pub(crate) dpdk: dpdk::Port,
+    interface: Arc<PacketInterface>,
+}
+
+/// The interface of an AF_PACKET port.
+struct PacketInterface {
+    /// Its number, to which the driver's sockets are bound. Another interface that gets its name later has
+    /// another number.
+    index: u32,
+    /// Frames go to its driver without queueing disciplines.
+    bypasses_qdisc: bool,
+    /// Frames that the interface receives for the port alone.
+    memberships: Mutex<Vec<FrameMembership>>,
+}
+
+impl PacketPort {
+    /// Adds to DPDK's port the interface of this name, which its devargs name.
+    pub(crate) fn new(port: dpdk::Port, devargs: &str, name: &str) -> Result<PacketPort> {
+        let interface = PacketInterface {
+            index: XdpInterface::find_by_name(name)?.index,
+            bypasses_qdisc: !devargs.contains("qdisc_bypass=0"),
+            memberships: Mutex::default(),
+        };
+        Ok(PacketPort {
+            dpdk: port,
+            interface: Arc::new(interface),
+        })
+    }
+
+    pub(crate) fn share(&self) -> PacketPort {
+        PacketPort {
+            dpdk: self.dpdk.share(),
+            interface: self.interface.clone(),
+        }
+    }
+
+    /// The interface in its present state.
+    fn find_interface(&self) -> Result<XdpInterface> {
+        Ok(XdpInterface::find_by_index(self.interface.index)?)
+    }
+
+    fn keep_membership(&self, membership: FrameMembership) {
+        self.interface.memberships.lock().push(membership);
+    }
+
+    pub(crate) fn start(&mut self) -> Result<Vec<PortQueues>> {
+        let queues = self.dpdk.start()?;
+        let interface = self.find_interface()?;
+        ignore_outgoing(&interface)?;
+        let queues = queues.into_iter().map(|(rx, tx)| {
+            let rx = rx.map(RxQueue::Dpdk);
+            let open = |queue| PacketSender::open(queue, &interface, self.interface.bypasses_qdisc);
+            let tx = tx.map(open).transpose()?;
+            Ok((rx, tx.map(|sender| TxQueue::Packet(Box::new(sender)))))
+        });
+        queues.collect()
+    }
+
+    /// Receives frames to every multicast address while the port exists.
+    pub(crate) fn accept_all_multicast(&self) -> Result<()> {
+        self.keep_membership(self.find_interface()?.join_all_multicast()?);
+        Ok(())
+    }
+
+    /// Receives all frames while the port exists: the interface keeps its own address.
+    pub(crate) fn accept_all_addresses(&self) -> Result<()> {
+        self.keep_membership(self.find_interface()?.join_all()?);
+        Ok(())
+    }
+
+    /// Reads the state of the interface: the driver reports every one as up.
+    pub(crate) fn link_status(&self) -> Result<LinkStatus> {
+        let interface = self.find_interface()?;
+        Ok(LinkStatus {
+            up: interface.is_up && interface.is_running,
+            mbps: interface.mbps.unwrap_or(0),
+            mtu: Some(interface.mtu),
+            unserved_queues: 0,
+        })
+    }
+
+    /// Event of the device since the last call; the driver does not report the removal of the interface.
+    pub(crate) fn take_event(&self) -> Option<PortEvent> {
+        let event = self.dpdk.take_event();
+        let is_gone = || self.dpdk.is_attached() && !XdpInterface::exists(self.interface.index);
+        match event {
+            Some(PortEvent::Removed) => event,
+            _ if is_gone() => Some(PortEvent::Removed),
+            _ => event,
+        }
+    }
+}
+
+/// A transmit queue of an AF_PACKET port.
+pub struct PacketSender {
+    /// DPDK's queue, which sends nothing. It keeps the port open, and counts refused packets.
+    queue: dpdk::TxQueue,
     socket: OwnedFd,
     messages: Box<[libc::mmsghdr]>,
     segments: Box<[libc::iovec]>,
@@ -29,7 +131,7 @@ pub(crate) struct PacketSender {
 unsafe impl Send for PacketSender {}
 
 /// Fate of the frames at the front of a batch.
-pub(crate) enum PacketOutcome {
+enum PacketOutcome {
     /// The interface took this many.
     Sent(usize),
     /// The interface refused or dropped the first.
@@ -40,10 +142,55 @@ pub(crate) enum PacketOutcome {
     Busy,
 }
 
+impl TransmitQueue for PacketSender {
+    /// Sends until the batch is empty or the socket's buffer is full.
+    #[inline(never)]
+    fn tx_burst(&mut self, batch: &mut TxBatch) -> usize {
+        let mut sent = 0;
+        while !batch.is_empty() {
+            match self.send_frames(batch.packets_mut()) {
+                PacketOutcome::Sent(count) => {
+                    sent += count;
+                    batch.drain().take(count).for_each(drop);
+                }
+                PacketOutcome::Refused => self.queue.refuse_packets(batch, 1),
+                PacketOutcome::Down => self.queue.refuse_packets(batch, batch.len()),
+                PacketOutcome::Busy => break,
+            }
+        }
+        sent
+    }
+
+    fn refuse_packets(&mut self, batch: &mut TxBatch, count: usize) {
+        self.queue.refuse_packets(batch, count);
+    }
+
+    fn refused_packets(&self) -> u64 {
+        self.queue.refused_packets()
+    }
+
+    #[inline]
+    fn has_backlog(&self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn retry_backlog(&mut self) {}
+
+    /// Packets are freed when they are sent.
+    fn done_cleanup(&mut self) -> usize {
+        0
+    }
+}
+
 impl PacketSender {
     /// Opens a socket that sends on the interface and receives nothing. `bypasses_qdisc`: frames go to
     /// the driver without queueing disciplines.
-    pub(crate) fn open(interface: &XdpInterface, bypasses_qdisc: bool) -> Result<PacketSender> {
+    fn open(
+        queue: dpdk::TxQueue,
+        interface: &XdpInterface,
+        bypasses_qdisc: bool,
+    ) -> Result<PacketSender> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: takes no address; the result is checked.
         let descriptor = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
@@ -79,6 +226,7 @@ impl PacketSender {
             iov_len: 0,
         };
         Ok(PacketSender {
+            queue,
             socket,
             messages: vec![message; BURST].into(),
             segments: vec![segment; SEGMENTS].into(),
@@ -86,27 +234,20 @@ impl PacketSender {
     }
 
     /// Offers the packets to the interface; they stay the caller's.
-    ///
-    /// # Safety
-    /// Each entry is a valid packet.
-    pub(crate) unsafe fn send_frames(&mut self, packets: &[*mut sys::rte_mbuf]) -> PacketOutcome {
+    fn send_frames(&mut self, packets: &[Mbuf]) -> PacketOutcome {
         let mut used = 0;
         let mut count = 0;
         for (message, packet) in self.messages.iter_mut().zip(packets) {
             let first = used;
-            let mut segment = *packet;
-            while !segment.is_null() && used < SEGMENTS {
-                // SAFETY: the caller's promise holds for each segment of the packet.
-                let mbuf = unsafe { &*segment };
-                self.segments[used] = libc::iovec {
-                    // SAFETY: the data begin within the segment's buffer.
-                    iov_base: unsafe { mbuf.buf_addr.byte_add(usize::from(mbuf.data_off)) },
-                    iov_len: usize::from(mbuf.data_len),
+            let mut left = packet.segments();
+            for (place, segment) in self.segments[first..].iter_mut().zip(&mut left) {
+                *place = libc::iovec {
+                    iov_base: segment.as_ptr().cast_mut().cast(),
+                    iov_len: segment.len(),
                 };
                 used += 1;
-                segment = mbuf.next;
             }
-            if !segment.is_null() {
+            if left.next().is_some() {
                 // The rest of the burst follows in the next call.
                 break;
             }
@@ -118,7 +259,8 @@ impl PacketSender {
             return PacketOutcome::Refused;
         }
         loop {
-            // SAFETY: the first `count` messages refer to segments that live through the call.
+            // SAFETY: the first `count` messages refer to segments of `packets`, which live through the call and
+            // are only read.
             let sent = unsafe {
                 libc::sendmmsg(
                     self.socket.as_raw_fd(),
@@ -144,12 +286,10 @@ impl PacketSender {
 
 /// Keeps the packet sockets that DPDK's driver has on the interface from receiving the frames that
 /// other sockets send, such as a [`PacketSender`].
-pub(crate) fn ignore_outgoing(interface: &XdpInterface) -> Result<()> {
-    let folder = std::fs::read_dir("/proc/self/fd").map_err(|source| {
-        Error::Xdp(siw_xdp::Error::Call {
-            what: "listing open descriptors".into(),
-            source,
-        })
+fn ignore_outgoing(interface: &XdpInterface) -> Result<()> {
+    let folder = std::fs::read_dir("/proc/self/fd").map_err(|source| siw_xdp::Error::Call {
+        what: "listing open descriptors".into(),
+        source,
     })?;
     let descriptors = folder
         .flatten()
@@ -194,7 +334,7 @@ fn set_option(descriptor: RawFd, option: c_int, value: c_int) -> Result<()> {
 }
 
 fn call_error(what: &str) -> Error {
-    Error::Xdp(siw_xdp::Error::Call {
+    Error::Kernel(siw_xdp::Error::Call {
         what: what.into(),
         source: std::io::Error::last_os_error(),
     })

@@ -1,26 +1,23 @@
 //! One queue of an AF_XDP port (`xdp_port.rs`): moves packet buffers to and from the sockets'
 //! rings.
 //!
-//! A chunk of a socket's memory is the room of a packet buffer, identified by its offset from the
-//! base of the pool's memory. The mbuf lies at a fixed distance before it, so neither direction
-//! needs a lookup table.
+//! A chunk of a socket's memory is the room of a packet buffer ([`PoolMemory`]).
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-use dpdk_sys as sys;
+use dpdk::{BufferPlace, Mbuf, PoolMemory, RxBatch, TxBatch};
 use siw_xdp::{Frame, NeighbourCopies, Receiver, Sender};
 
-use crate::mbuf::init_raw;
-use crate::{Error, Mbuf, Mempool, Result};
+use crate::queue::{ReceiveQueue, TransmitQueue};
+use crate::{Error, Result};
 
 /// Buffers moved to the kernel at once.
 const REFILL: usize = 64;
 
 /// The receiving half: one or more sockets.
-pub(crate) struct XdpReceiver {
+pub struct XdpReceiver {
     sockets: Vec<FilledSocket>,
     /// The socket that is polled first.
     first: usize,
@@ -28,6 +25,8 @@ pub(crate) struct XdpReceiver {
     epoll: Option<OwnedFd>,
     /// Copies of frames that the kernel receives and this port needs too.
     copies: Option<NeighbourCopies>,
+    /// Held as long as the port has the queue.
+    _port: Arc<AtomicU64>,
     /// Declared after the sockets, since the kernel writes to the pool's buffers.
     buffers: Arc<QueueBuffers>,
 }
@@ -36,7 +35,6 @@ pub(crate) struct XdpReceiver {
 /// these are freed: a closed socket returns none.
 pub(crate) struct QueueBuffers {
     memory: PoolMemory,
-    pool: Mempool,
     /// To receive into, and to send.
     received: ChunkTable,
     sent: ChunkTable,
@@ -45,12 +43,11 @@ pub(crate) struct QueueBuffers {
 }
 
 impl QueueBuffers {
-    pub(crate) fn new(memory: PoolMemory, pool: &Mempool, is_zero_copy: bool) -> Arc<QueueBuffers> {
+    pub(crate) fn new(memory: &PoolMemory, is_zero_copy: bool) -> Arc<QueueBuffers> {
         Arc::new(QueueBuffers {
-            memory,
-            pool: pool.clone(),
-            received: ChunkTable::new(memory.bytes),
-            sent: ChunkTable::new(memory.bytes),
+            memory: memory.clone(),
+            received: ChunkTable::new(memory.bytes()),
+            sent: ChunkTable::new(memory.bytes()),
             is_zero_copy,
         })
     }
@@ -62,17 +59,18 @@ impl Drop for QueueBuffers {
             return;
         }
         for chunk in self.received.chunks() {
-            let mbuf = self.memory.mbuf_at(chunk);
+            let empty = BufferPlace {
+                chunk,
+                offset: 0,
+                bytes: 0,
+            };
             // SAFETY: the buffer was taken from the pool and lent to the kernel, which stopped using it when
             // the last socket was closed.
-            unsafe {
-                init_raw(mbuf, self.pool.buf_len());
-                sys::siw_pktmbuf_free_seg(mbuf);
-            }
+            drop(unsafe { self.memory.adopt_buffer(empty) });
         }
         for chunk in self.sent.chunks() {
-            // SAFETY: a single-segment packet that was passed to the kernel, which no longer uses it.
-            unsafe { sys::siw_pktmbuf_free_seg(self.memory.mbuf_at(chunk)) };
+            // SAFETY: a packet that was lent to the kernel, which no longer uses it.
+            drop(unsafe { self.memory.reclaim_packet(chunk) });
         }
     }
 }
@@ -124,6 +122,7 @@ impl XdpReceiver {
         copies: Option<NeighbourCopies>,
         buffers: Arc<QueueBuffers>,
         target: usize,
+        port: Arc<AtomicU64>,
     ) -> Result<XdpReceiver> {
         let sockets = receivers.iter().map(Receiver::socket_fd);
         let copied = copies.iter().flat_map(NeighbourCopies::descriptors);
@@ -144,6 +143,7 @@ impl XdpReceiver {
             first: 0,
             epoll,
             copies,
+            _port: port,
             buffers,
         };
         for socket in &mut receiver.sockets {
@@ -151,27 +151,34 @@ impl XdpReceiver {
         }
         Ok(receiver)
     }
+}
 
-    /// Fills `room` with received packets; returns their number.
+impl ReceiveQueue for XdpReceiver {
     #[inline]
-    pub(crate) fn rx_burst(&mut self, room: &mut [*mut sys::rte_mbuf]) -> usize {
+    fn rx_burst(&mut self, batch: &mut RxBatch) -> usize {
         let mut count = 0;
         let QueueBuffers {
-            memory,
-            pool,
-            received,
-            ..
+            memory, received, ..
         } = &*self.buffers;
         let sockets = self.sockets.len();
         for turn in 0..sockets {
             let index = (self.first + turn) % sockets;
             let socket = &mut self.sockets[index];
             let before = count;
-            while let Some(slot) = room.get_mut(count)
+            while !batch.is_full()
                 && let Some(frame) = socket.receiver.next_frame()
             {
                 received.remove(frame.chunk);
-                *slot = memory.adopt_frame(frame, pool.buf_len());
+                let place = BufferPlace {
+                    chunk: frame.chunk,
+                    offset: frame.offset,
+                    bytes: frame.bytes,
+                };
+                // SAFETY: the buffer was taken from the pool and lent to the kernel, which returned it. The
+                // kernel keeps offset and length within the chunk, which is no longer than the room.
+                let packet = unsafe { memory.adopt_buffer(place) };
+                // There is room.
+                let _ = batch.push(packet);
                 count += 1;
             }
             if count > before {
@@ -187,7 +194,7 @@ impl XdpReceiver {
         if let Some(copies) = &mut self.copies
             && copies.has_frame()
         {
-            count += take_copies(copies, pool, &mut room[count..]);
+            count += take_copies(copies, memory, batch);
         }
         if sockets > 1 {
             self.first = (self.first + 1) % sockets;
@@ -196,39 +203,41 @@ impl XdpReceiver {
     }
 
     /// Returns true if the kernel has no buffer of one of the sockets.
-    pub(crate) fn is_out_of_buffers(&self) -> bool {
+    fn is_out_of_buffers(&self) -> bool {
         self.sockets.iter().any(|socket| socket.lent == 0)
     }
 
     /// Readable while a frame waits.
-    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    fn interrupt_source(&self) -> Option<BorrowedFd<'_>> {
         use std::os::fd::AsFd;
         match &self.epoll {
             Some(epoll) => Some(epoll.as_fd()),
             None => Some(self.sockets.first()?.receiver.socket_fd()),
         }
     }
+
+    fn arm_interrupt(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn disarm_interrupt(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Copies frames into buffers of the pool, as long as it has any; returns the number of frames.
 #[cold]
-fn take_copies(
-    copies: &mut NeighbourCopies,
-    pool: &Mempool,
-    room: &mut [*mut sys::rte_mbuf],
-) -> usize {
+fn take_copies(copies: &mut NeighbourCopies, memory: &PoolMemory, batch: &mut RxBatch) -> usize {
     let mut count = 0;
-    for slot in room {
-        if !copies.has_frame() {
-            break;
-        }
-        let Some(mut packet) = Mbuf::alloc(pool) else {
+    while !batch.is_full() && copies.has_frame() {
+        let Some(mut packet) = Mbuf::alloc(memory.pool()) else {
             break;
         };
         copies.take_frame(|frame| {
             packet.append_slice(frame);
         });
-        *slot = packet.into_raw().as_ptr();
+        // There is room.
+        let _ = batch.push(packet);
         count += 1;
     }
     count
@@ -238,22 +247,17 @@ impl FilledSocket {
     /// Lends buffers to the kernel up to its share; if the pool is exhausted, the rest follows with
     /// the next burst.
     fn lend_buffers(&mut self, of_queue: &QueueBuffers) {
-        let mut buffers = [std::ptr::null_mut(); REFILL];
+        let mut chunks = [0; REFILL];
         while self.lent < self.target {
             let want = (self.target - self.lent).min(REFILL);
-            // SAFETY: the pool is alive, and the array has room for `want` pointers.
-            let result = unsafe {
-                let pool = of_queue.pool.as_ptr();
-                sys::siw_mempool_get_bulk(pool, buffers.as_mut_ptr(), want as u32)
-            };
-            if result != 0 {
+            let chunks = &mut chunks[..want];
+            if !of_queue.memory.take_buffers(chunks) {
                 break;
             }
-            for buffer in &buffers[..want] {
-                let chunk = of_queue.memory.chunk_of(*buffer);
-                of_queue.received.insert(chunk);
+            for chunk in chunks {
+                of_queue.received.insert(*chunk);
                 // The ring has room for the whole share.
-                self.receiver.push_chunk(chunk);
+                self.receiver.push_chunk(*chunk);
             }
             self.lent += want;
         }
@@ -261,157 +265,107 @@ impl FilledSocket {
     }
 }
 
-/// Address range of a pool's buffers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PoolMemory {
-    pub base: NonNull<u8>,
-    pub bytes: usize,
-    /// Distance from the start of a buffer back to its mbuf.
-    pub mbuf_distance: usize,
-}
-
-// SAFETY: an address and lengths.
-unsafe impl Send for PoolMemory {}
-// SAFETY: as above.
-unsafe impl Sync for PoolMemory {}
-
-/// Size of the pages that the kernel pins.
-const PAGE_BYTES: usize = 4096;
-
-impl PoolMemory {
-    /// Finds the memory of a pool.
-    pub(crate) fn of_pool(pool: &Mempool) -> Result<PoolMemory> {
-        let mut start = std::ptr::null_mut();
-        let mut bytes = 0;
-        // SAFETY: the pool is alive; both are written within the call.
-        let chunks = unsafe { sys::siw_pool_memory(pool.as_ptr(), &mut start, &mut bytes) };
-        // SAFETY: the pool is alive.
-        let private = unsafe { sys::siw_pool_priv_size(pool.as_ptr()) };
-        let unusable = |why: String| Error::Invalid {
-            what: "memory of packet buffers",
-            value: pool.name().to_owned(),
-            why,
-        };
-        if chunks != 1 {
-            return Err(unusable(format!(
-                "AF_XDP needs it in one piece, and it is in {chunks}: use fewer buffers, or hugepages"
-            )));
-        }
-        let start = start.cast::<u8>();
-        let before = start as usize % PAGE_BYTES;
-        // SAFETY: the start of the page, in the same mapping.
-        let base = unsafe { start.sub(before) };
-        Ok(PoolMemory {
-            base: NonNull::new(base).ok_or_else(|| unusable("it has none".into()))?,
-            bytes: bytes + before,
-            mbuf_distance: size_of::<sys::rte_mbuf>() + usize::from(private),
-        })
-    }
-
-    /// The chunk of a pool buffer.
-    #[inline]
-    fn chunk_of(&self, mbuf: *mut sys::rte_mbuf) -> u64 {
-        mbuf as u64 + self.mbuf_distance as u64 - self.base.as_ptr() as u64
-    }
-
-    #[inline]
-    fn mbuf_at(&self, chunk: u64) -> *mut sys::rte_mbuf {
-        // SAFETY: the kernel returns a chunk that it was given; it lies in the pool's memory, and
-        // an mbuf precedes it at this distance.
-        unsafe {
-            let room = self.base.as_ptr().add(chunk as usize);
-            room.sub(self.mbuf_distance).cast()
-        }
-    }
-
-    /// Turns a frame that the kernel wrote into an owned packet.
-    #[inline]
-    fn adopt_frame(&self, frame: Frame, buf_len: u16) -> *mut sys::rte_mbuf {
-        let mbuf = self.mbuf_at(frame.chunk);
-        // SAFETY: the buffer was taken from the pool and lent to the kernel, which returned it. The
-        // kernel keeps offset and length within the chunk, which is no longer than the room.
-        unsafe {
-            init_raw(mbuf, buf_len);
-            let mbuf = &mut *mbuf;
-            mbuf.data_off = frame.offset;
-            mbuf.data_len = frame.bytes as u16;
-            mbuf.pkt_len = frame.bytes;
-        }
-        mbuf
-    }
-}
-
 /// The sending half: the first socket of the queue.
-pub(crate) struct XdpSender {
+pub struct XdpSender {
     sender: Sender,
+    /// Packets of this queue that the interface refused.
+    refused: u64,
+    /// Those of all queues of the port.
+    refused_of_port: Arc<AtomicU64>,
     /// Declared after the socket, which the kernel sends from.
     buffers: Arc<QueueBuffers>,
 }
 
 impl XdpSender {
-    pub(crate) fn new(sender: Sender, buffers: Arc<QueueBuffers>) -> XdpSender {
-        XdpSender { sender, buffers }
+    pub(crate) fn new(
+        sender: Sender,
+        buffers: Arc<QueueBuffers>,
+        refused_of_port: Arc<AtomicU64>,
+    ) -> XdpSender {
+        XdpSender {
+            sender,
+            refused: 0,
+            refused_of_port,
+            buffers,
+        }
     }
 
-    /// Sends from the front of `pending`; returns the number of packets taken.
+    #[cold]
+    fn note_refused(&mut self, count: u64) {
+        self.refused += count;
+        self.refused_of_port.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+impl TransmitQueue for XdpSender {
     #[inline]
-    pub(crate) fn tx_burst(&mut self, pending: &mut [*mut sys::rte_mbuf]) -> usize {
-        self.free_completed();
+    fn tx_burst(&mut self, batch: &mut TxBatch) -> usize {
+        if batch.is_empty() {
+            return 0;
+        }
+        self.done_cleanup();
+        let memory = &self.buffers.memory;
         let mut taken = 0;
-        for slot in pending.iter_mut() {
-            // SAFETY: a packet that the batch owns.
-            let is_plain = unsafe { is_plain_buffer(*slot, self.buffers.pool.as_ptr()) };
-            if !is_plain && !self.copy_into_pool(slot) {
+        while let Some(packet) = batch.packets_mut().first_mut() {
+            let Some(place) = memory
+                .place_of(packet)
+                .or_else(|| copy_into_pool(memory, packet))
+            else {
                 break;
-            }
-            // SAFETY: as above.
-            let mbuf = unsafe { &**slot };
-            let frame = Frame {
-                chunk: self.buffers.memory.chunk_of(*slot),
-                offset: mbuf.data_off,
-                bytes: mbuf.pkt_len,
             };
-            let chunk = frame.chunk;
+            let frame = Frame {
+                chunk: place.chunk,
+                offset: place.offset,
+                bytes: place.bytes,
+            };
             if !self.sender.push_frame(frame) {
                 break;
             }
-            self.buffers.sent.insert(chunk);
+            self.buffers.sent.insert(place.chunk);
+            // The kernel has it until the transmission is completed.
+            std::mem::forget(batch.pop());
             taken += 1;
         }
         if taken > 0 || self.sender.has_backlog() {
             self.sender.transmit_queued();
         }
+        let refused = self.sender.take_refused();
+        if refused > 0 {
+            self.note_refused(refused);
+        }
         taken
     }
 
-    /// Offers the kernel the frames that it has not taken yet; frees transmitted ones.
-    #[cold]
-    pub(crate) fn retry_backlog(&mut self) {
-        self.free_completed();
-        self.sender.transmit_queued();
+    fn refuse_packets(&mut self, batch: &mut TxBatch, count: usize) {
+        let dropped = (0..count).map_while(|_| batch.pop()).count();
+        self.note_refused(dropped as u64);
     }
 
-    /// Takes the number of frames that the interface dropped since the last call.
-    #[inline]
-    pub(crate) fn take_refused(&mut self) -> u64 {
-        self.sender.take_refused()
+    fn refused_packets(&self) -> u64 {
+        self.refused
     }
 
-    /// Returns true if the kernel has not taken all frames.
     #[inline]
-    pub(crate) fn has_backlog(&self) -> bool {
+    fn has_backlog(&self) -> bool {
         self.sender.has_backlog()
     }
 
-    /// Frees the buffers of transmitted frames; returns their number.
     #[inline]
-    pub(crate) fn free_completed(&mut self) -> usize {
+    fn retry_backlog(&mut self) {
+        if self.sender.has_backlog() {
+            self.done_cleanup();
+            self.sender.transmit_queued();
+        }
+    }
+
+    /// Frees the buffers of transmitted frames.
+    #[inline]
+    fn done_cleanup(&mut self) -> usize {
         let mut count = 0;
         while let Some(chunk) = self.sender.next_completed() {
             self.buffers.sent.remove(chunk);
-            // SAFETY: a single-segment packet that was passed to the kernel, which no longer uses
-            // it.
-            unsafe { sys::siw_pktmbuf_free_seg(self.buffers.memory.mbuf_at(chunk)) };
+            // SAFETY: a packet that was lent to the kernel, which has sent it and no longer uses it.
+            drop(unsafe { self.buffers.memory.reclaim_packet(chunk) });
             count += 1;
         }
         if count > 0 {
@@ -419,38 +373,20 @@ impl XdpSender {
         }
         count
     }
-
-    /// Replaces a packet that is not a single buffer of the pool by a copy. False if no buffer is
-    /// free.
-    #[cold]
-    fn copy_into_pool(&self, slot: &mut *mut sys::rte_mbuf) -> bool {
-        // SAFETY: the caller owns the packet, which is freed and replaced by the copy.
-        unsafe {
-            let copy = sys::siw_pktmbuf_copy(*slot, self.buffers.pool.as_ptr());
-            if copy.is_null() {
-                return false;
-            }
-            sys::siw_pktmbuf_free(*slot);
-            *slot = copy;
-        }
-        true
-    }
 }
 
-/// # Safety
-/// `mbuf` is a valid packet.
-#[inline]
-unsafe fn is_plain_buffer(mbuf: *const sys::rte_mbuf, pool: *mut sys::rte_mempool) -> bool {
-    const NOT_OWN: u64 = sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT;
-    // SAFETY: the caller's promise.
-    let mbuf = unsafe { &*mbuf };
-    mbuf.nb_segs == 1 && mbuf.ol_flags & NOT_OWN == 0 && mbuf.pool == pool
+/// Replaces a packet that is not a single buffer of the pool by a copy, and returns its place. `None` if
+/// no buffer is free.
+#[cold]
+fn copy_into_pool(memory: &PoolMemory, packet: &mut Mbuf) -> Option<BufferPlace> {
+    *packet = packet.copy_into(memory.pool())?;
+    memory.place_of(packet)
 }
 
 /// Creates a descriptor that is readable while any of the given ones is.
 fn watch_descriptors(all: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
     let fail = |what: &str| {
-        Error::Xdp(siw_xdp::Error::Call {
+        Error::Kernel(siw_xdp::Error::Call {
             what: what.into(),
             source: std::io::Error::last_os_error(),
         })
