@@ -115,13 +115,50 @@ unsafe fn goes_to_kernel(address: *const sockaddr, length: socklen_t) -> bool {
     (address.nl_pid, address.nl_groups) == (0, 0)
 }
 
+/// The buffers of a message of the program. Their list may be at any address.
+#[derive(Clone, Copy)]
+pub struct Parts {
+    list: *const iovec,
+    count: usize,
+}
+
+impl Parts {
+    /// Those of a message.
+    pub fn of_message(message: &msghdr) -> Parts {
+        Parts {
+            list: message.msg_iov,
+            count: if message.msg_iov.is_null() {
+                0
+            } else {
+                message.msg_iovlen
+            },
+        }
+    }
+
+    /// A single one, which has to outlive the result.
+    pub fn of_buffer(part: &iovec) -> Parts {
+        Parts {
+            list: part,
+            count: 1,
+        }
+    }
+
+    /// # Safety
+    /// The list is valid.
+    unsafe fn read(self) -> impl Iterator<Item = iovec> {
+        // SAFETY: as the caller promised.
+        (0..self.count).map(move |index| unsafe { self.list.add(index).read_unaligned() })
+    }
+}
+
 /// Copies what a program sends.
 ///
 /// # Safety
 /// Parts of a message that may be read.
-unsafe fn gather(parts: &[iovec]) -> Vec<u8> {
+unsafe fn gather(parts: Parts) -> Vec<u8> {
     let mut octets = Vec::new();
-    for part in parts.iter().filter(|part| part.iov_len > 0) {
+    // SAFETY: as the caller promised.
+    for part in unsafe { parts.read() }.filter(|part| part.iov_len > 0) {
         // SAFETY: as the caller promised.
         octets.extend_from_slice(unsafe {
             std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len)
@@ -157,7 +194,7 @@ fn deliver(fd: c_int, answers: &Messages) {
 /// The contract of sendmsg(2).
 pub unsafe fn on_send(
     fd: c_int,
-    parts: &[iovec],
+    parts: Parts,
     address: *const sockaddr,
     length: socklen_t,
 ) -> Option<isize> {
@@ -201,9 +238,10 @@ pub unsafe fn on_send(
 ///
 /// # Safety
 /// Parts that may be written.
-unsafe fn scatter(mut octets: &[u8], parts: &[iovec]) -> usize {
+unsafe fn scatter(mut octets: &[u8], parts: Parts) -> usize {
     let mut written = 0;
-    for part in parts {
+    // SAFETY: as the caller promised.
+    for part in unsafe { parts.read() } {
         let (now, later) = octets.split_at(octets.len().min(part.iov_len));
         if !now.is_empty() {
             // SAFETY: as the caller promised, and the part is not shorter.
@@ -244,9 +282,9 @@ unsafe fn receive_dump(fd: c_int, message: &mut msghdr, flags: c_int) -> Option<
         Pending::forget(fd);
         return None;
     }
+    let parts = Parts::of_message(message);
     // SAFETY: as the caller promised.
-    let parts = unsafe { parts_of(message) };
-    let room: usize = parts.iter().map(|part| part.iov_len).sum();
+    let room: usize = unsafe { parts.read() }.map(|part| part.iov_len).sum();
     let has_room = is_peek || room >= added.len() + length;
     if !is_peek {
         Pending::forget(fd);
@@ -300,18 +338,6 @@ unsafe fn receive_dump(fd: c_int, message: &mut msghdr, flags: c_int) -> Option<
     Some(returned as isize)
 }
 
-/// The buffers of a message.
-///
-/// # Safety
-/// A message of the program, whose list of buffers outlives the result.
-pub unsafe fn parts_of<'a>(message: &msghdr) -> &'a [iovec] {
-    if message.msg_iov.is_null() {
-        return &[];
-    }
-    // SAFETY: as the caller promised.
-    unsafe { std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen) }
-}
-
 #[unsafe(export_name = "socket")]
 unsafe extern "C-unwind" fn open_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: by the contract of the manual page.
@@ -345,7 +371,7 @@ unsafe extern "C-unwind" fn send(
     };
     // SAFETY: by the contract of the manual page.
     unsafe {
-        match on_send(fd, &[part], std::ptr::null(), 0) {
+        match on_send(fd, Parts::of_buffer(&part), std::ptr::null(), 0) {
             Some(result) => result,
             None => libc_calls::send(fd, from, length, flags),
         }

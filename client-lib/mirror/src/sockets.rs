@@ -1,7 +1,7 @@
 //! Kernel sockets at addresses of siwd.
 
 use crate::devices::{KernelAddress, read_address};
-use crate::netlink::{on_send, parts_of};
+use crate::netlink::{Parts, on_send};
 use crate::next::libc_calls;
 use libc::{iovec, sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
@@ -88,7 +88,7 @@ unsafe extern "C-unwind" fn send_to(
             iov_base: from.cast_mut(),
             iov_len: length,
         };
-        if let Some(result) = on_send(fd, &[part], addr, addr_length) {
+        if let Some(result) = on_send(fd, Parts::of_buffer(&part), addr, addr_length) {
             return result;
         }
         let loopback = redirect(fd, addr, addr_length);
@@ -111,7 +111,7 @@ unsafe extern "C-unwind" fn send_message(
         let mut given = message.read_unaligned();
         if let Some(result) = on_send(
             fd,
-            parts_of(&given),
+            Parts::of_message(&given),
             given.msg_name.cast(),
             given.msg_namelen,
         ) {
