@@ -54,21 +54,24 @@ impl HeldBuffers {
         self.reading = (self.reading + to as usize).saturating_sub(from as usize);
     }
 
-    /// Whether a connection that holds `own` may hold `more` as well. [`room`](Self::room) tells how many
-    /// otherwise.
+    /// Whether a connection that holds `own` may hold `more` as well.
     #[inline]
     pub(crate) fn has_room(&self, own: u32, more: u32) -> bool {
-        (own + more) as usize <= self.limit_of_one && more as usize <= self.free()
+        let is_free = more as usize <= self.free() && (own + more) as usize <= self.limit_of_one;
+        is_free || more as usize <= self.room(own)
     }
 
     /// Buffers that a connection that holds `own` may take. Connections that hold few may exceed the common
-    /// limit by an eighth.
+    /// limit by an eighth, so that owners who read are not blocked by those who do not. One that holds none
+    /// may always take one, so that it does not starve: also beyond a gap, where what it holds has the peer
+    /// fill the gap before its next timeout (RFC 6675).
     pub(crate) fn room(&self, own: u32) -> usize {
         let own = own as usize;
         let beyond = if own < FEW { self.limit / 8 } else { 0 };
         let most = self.reading_limit().saturating_add(beyond);
         let common = most.saturating_sub(self.reading);
-        self.limit_of_one.saturating_sub(own).min(common)
+        let least = usize::from(own == 0);
+        self.limit_of_one.saturating_sub(own).min(common).max(least)
     }
 
     /// Whether a segment that fills a hole may exceed the limits of a connection that holds `own`, by an
@@ -135,6 +138,9 @@ mod tests {
         assert!(held.has_room(0, 200) && !held.has_room(0, 201) && !held.has_room(1, 200));
         held.change(0, 400);
         assert_eq!((held.free(), held.room(0), held.room(16)), (0, 100, 0));
+        held.change(0, 100);
+        assert_eq!((held.room(0), held.room(1)), (1, 0));
+        held.change(100, 0);
         assert!(held.may_exceed(16) && !held.may_exceed(225));
         for _ in 0..10 {
             held.end_wait(7, 50);

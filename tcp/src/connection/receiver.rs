@@ -298,15 +298,13 @@ impl<B: RecvBuf> Receiver<B> {
         cx.raise_event(tcb, Events::READABLE);
     }
 
-    /// The number of buffers that a new segment may bring. A connection that holds none may take one with
-    /// data in order, so that it does not starve.
-    fn room(&self, tcb: &Tcb, cx: &TcpContext<'_>, is_in_order: bool) -> usize {
+    /// The number of buffers that a new segment may bring.
+    fn room(&self, tcb: &Tcb, cx: &TcpContext<'_>) -> usize {
         let own = self.counted_buffers;
         if tcb.has(ConnectionFlags::UNREAD) {
             return cx.shared.held.room_while_waiting(cx.user(), own);
         }
-        let least = usize::from(own == 0 && is_in_order);
-        cx.shared.held.room(own).max(least)
+        cx.shared.held.room(own)
     }
 
     /// The owner stops reading: what the connection holds is counted apart from the buffers of others. Data
@@ -405,16 +403,15 @@ impl<B: RecvBuf> Receiver<B> {
             buffer.truncate(buffer.remaining().min(space));
         }
         if buffer.remaining() > 0 {
-            let is_in_order = seq == self.rcv.nxt;
             self.update_held_buffers(cx);
-            let room = self.room(tcb, cx, is_in_order);
+            let room = self.room(tcb, cx);
             let full = room == 0;
             if room < buffer.buffer_count() && !full {
                 cx.shared.stats.rcv_q_drop += 1;
                 cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
                 keep_buffers(&mut buffer, room);
             }
-            if is_in_order {
+            if seq == self.rcv.nxt {
                 let shares = full || cx.shared.shares_buffers(self.counted_buffers);
                 let shares = shares && self.receive_queue.absorb(&buffer);
                 // A segment that fills a hole is kept beyond the limit, because the buffers held
