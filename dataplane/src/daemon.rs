@@ -346,7 +346,7 @@ fn device_opener(
             what: "the secrets of the TCP stacks cannot be generated",
             source,
         })?,
-        clock: TscClock::new(),
+        clock: TscClock::start(),
         inboxes: mailboxes.map(|mailbox| mailbox.inbox.clone()).collect(),
     })
 }

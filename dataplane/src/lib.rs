@@ -28,8 +28,6 @@ pub mod offloads;
 pub mod prepared;
 pub mod resume_latency;
 pub mod start_error;
-#[doc(hidden)]
-pub mod stream;
 pub mod trace;
 mod vhost_socket;
 pub mod worker;

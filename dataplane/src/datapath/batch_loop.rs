@@ -7,12 +7,14 @@ use super::clock::TscClock;
 use super::idle::Idle;
 
 /// A thread that works in batches and reads the clock once for each.
-pub(crate) trait BatchLoop {
+pub trait BatchLoop {
     /// True when the thread has finished its task.
     fn is_finished(&self) -> bool;
 
+    /// The clock that each batch reads once.
     fn clock(&self) -> &TscClock;
 
+    /// Decides between spinning and sleeping.
     fn idle(&mut self) -> &mut Idle;
 
     /// Runs one batch: receive, process, send. Returns true if there was any work.

@@ -32,7 +32,7 @@ fn read_wall_clock() -> u64 {
 
 impl TscClock {
     /// Uses the TSC rate that the EAL measured; `Eal::init` must have run.
-    pub fn new() -> TscClock {
+    pub fn start() -> TscClock {
         let ticks_per_second = dpdk::tsc_hz().max(1);
         let wall = read_wall_clock();
         let base = dpdk::tsc_now();

@@ -11,10 +11,10 @@ use super::port::WorkerPort;
 use crate::config::IdlePolicy;
 
 /// Longest sleep on a port that cannot wake the thread.
-pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(1);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Longest sleep while connections on a port without wake-ups have data in flight, or frames wait to
 /// be sent.
-pub(crate) const SHORT_POLL_INTERVAL: Duration = Duration::from_micros(50);
+pub const SHORT_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Time for which the interval stays short after another worker forwarded a frame.
 const AFTER_FORWARDED_FRAME: Duration = Duration::from_millis(10);
 /// Longest sleep in any case; keeps counters and captures fresh.
@@ -25,7 +25,7 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(5);
 const MAX_INTERRUPTS: usize = 63;
 
 /// Decides whether the thread spins or may sleep.
-pub(crate) struct Idle {
+pub struct Idle {
     policy: IdlePolicy,
     /// Time that the thread spins after the last work before it sleeps.
     spin_time: Duration,
@@ -33,7 +33,8 @@ pub(crate) struct Idle {
 }
 
 impl Idle {
-    pub(crate) fn new(policy: IdlePolicy, spin_time: Duration) -> Idle {
+    /// A thread that spins for `spin_time` after its last work.
+    pub fn new(policy: IdlePolicy, spin_time: Duration) -> Idle {
         Idle {
             policy,
             spin_time,
@@ -41,25 +42,27 @@ impl Idle {
         }
     }
 
+    /// Notes a batch with work.
     #[inline]
-    pub(crate) fn note_busy(&mut self, now: Instant) {
+    pub fn note_busy(&mut self, now: Instant) {
         self.last_busy = now;
     }
 
+    /// Returns true once the thread has spun long enough.
     #[inline]
-    pub(crate) fn may_sleep(&self, now: Instant) -> bool {
+    pub fn may_sleep(&self, now: Instant) -> bool {
         self.policy == IdlePolicy::Adaptive && now.duration_since(self.last_busy) >= self.spin_time
     }
 }
 
 /// Returns whether a sleep of this length is worth its system calls.
-pub(crate) fn is_worth_sleeping(limit: Duration) -> bool {
+pub fn is_worth_sleeping(limit: Duration) -> bool {
     limit >= SHORTEST_SLEEP
 }
 
 /// Time for which the ports and the stacks above them need no processing. `forwarded_at`: when another
 /// worker last forwarded a frame to this one.
-pub(crate) fn ports_sleep_limit<R>(
+pub fn ports_sleep_limit<R>(
     ports: &[WorkerPort<R>],
     now: Instant,
     forwarded_at: Instant,
@@ -95,7 +98,7 @@ pub(crate) fn ports_sleep_limit<R>(
 
 /// Arms the receive interrupts of the ports that have them. Returns true if there is one: the caller
 /// must then check for frames once more before it sleeps, since earlier ones raise no interrupt.
-pub(crate) fn arm_interrupts<R>(ports: &mut [WorkerPort<R>]) -> bool {
+pub fn arm_interrupts<R>(ports: &mut [WorkerPort<R>]) -> bool {
     let mut any = false;
     for port in ports {
         any |= port.arm_interrupt();
@@ -103,7 +106,8 @@ pub(crate) fn arm_interrupts<R>(ports: &mut [WorkerPort<R>]) -> bool {
     any
 }
 
-pub(crate) fn disarm_interrupts<R>(ports: &mut [WorkerPort<R>]) {
+/// Disarms the receive interrupts after a sleep.
+pub fn disarm_interrupts<R>(ports: &mut [WorkerPort<R>]) {
     for port in ports {
         port.disarm_interrupt();
     }
@@ -111,7 +115,7 @@ pub(crate) fn disarm_interrupts<R>(ports: &mut [WorkerPort<R>]) {
 
 /// Sleeps until `wake` is readable, a port's interrupt is raised, or `limit` has passed. Returns true
 /// if the thread was woken.
-pub(crate) fn wait_for_wake<R>(
+pub fn wait_for_wake<R>(
     wake: BorrowedFd<'_>,
     ports: &mut [WorkerPort<R>],
     limit: Duration,

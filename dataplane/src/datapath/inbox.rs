@@ -68,12 +68,12 @@ impl WorkerInbox {
     }
 
     /// The event descriptor that the worker sleeps on.
-    pub(crate) fn wake_fd(&self) -> &OwnedFd {
+    pub fn wake_fd(&self) -> &OwnedFd {
         &self.wake_fd
     }
 
     /// True if no frame waits.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 }
@@ -98,9 +98,11 @@ impl WorkerQueue for WorkerInbox {
 }
 
 /// Transmit path of a worker that has no queue of a port: another worker sends for it.
-pub(crate) struct ProxyTx {
-    pub(crate) device: usize,
-    pub(crate) inbox: Arc<WorkerInbox>,
+pub struct ProxyTx {
+    /// Index of the port's device.
+    pub device: usize,
+    /// Inbox of the worker that sends.
+    pub inbox: Arc<WorkerInbox>,
 }
 
 impl ProxyTx {

@@ -3,11 +3,12 @@
 use std::hash::{BuildHasher, RandomState};
 
 /// Reason of these drops in status output, and its meaning.
-pub(crate) const CONFIGURED_LOSS: &str = "CONFIGURED_LOSS";
-pub(crate) const MEANING_OF_LOSS: &str = "frames lost on purpose, as `loss` says";
+pub const CONFIGURED_LOSS: &str = "CONFIGURED_LOSS";
+/// The meaning of [`CONFIGURED_LOSS`].
+pub const MEANING_OF_LOSS: &str = "frames lost on purpose, as `loss` says";
 
 /// Loses a share of the frames at random, each independently of the others.
-pub(crate) struct FrameLoss {
+pub struct FrameLoss {
     state: u64,
     /// A frame is lost if its random number is below.
     threshold: u64,
@@ -15,7 +16,7 @@ pub(crate) struct FrameLoss {
 
 impl FrameLoss {
     /// Loses the share `loss` of all frames, between 0 and 1; `None` for 0.
-    pub(crate) fn new(loss: f64) -> Option<FrameLoss> {
+    pub fn new(loss: f64) -> Option<FrameLoss> {
         (loss > 0.0).then(|| FrameLoss {
             state: RandomState::new().hash_one(0),
             threshold: (loss * u64::MAX as f64) as u64,
@@ -23,7 +24,7 @@ impl FrameLoss {
     }
 
     /// Decides about the next frame.
-    pub(crate) fn loses_next(&mut self) -> bool {
+    pub fn loses_next(&mut self) -> bool {
         // SplitMix64.
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

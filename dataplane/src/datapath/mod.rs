@@ -23,17 +23,17 @@
 //! | `idle.rs` | how long a thread may sleep, and its wake-up sources |
 //! | `timer_hold.rs` | holds retransmission timers while frames may lie in a receive ring |
 
-pub(crate) mod batch_loop;
+pub mod batch_loop;
 pub(crate) mod batch_times;
-pub(crate) mod clock;
+pub mod clock;
 pub mod forward;
-pub(crate) mod idle;
+pub mod idle;
 pub mod inbox;
-pub(crate) mod loss;
-pub(crate) mod output;
+pub mod loss;
+pub mod output;
 pub mod port;
 pub mod rx_frame;
-pub(crate) mod timer_hold;
+pub mod timer_hold;
 
 /// One environment for all unit tests of the crate, on normal pages: DPDK starts once in a process.
 #[cfg(test)]

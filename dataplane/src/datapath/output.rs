@@ -45,7 +45,7 @@ fn buffers_needed(meta: &FrameMeta) -> usize {
 }
 
 /// Writes records of connections into frames.
-pub(crate) trait RecordWriter<R> {
+pub trait RecordWriter<R> {
     /// Appends `len` bytes of `record` from `offset` on. `user`: the connection's owner.
     fn write_record(
         &mut self,
@@ -59,9 +59,11 @@ pub(crate) trait RecordWriter<R> {
 }
 
 /// A frame under construction.
-pub(crate) struct TxFrame<'a> {
-    pub(crate) chain: ChainBuilder,
-    pub(crate) meta: &'a FrameMeta,
+pub struct TxFrame<'a> {
+    /// Its buffers so far.
+    pub chain: ChainBuilder,
+    /// What TCP says of it.
+    pub meta: &'a FrameMeta,
     /// Wire segment of the last reference to registered memory, and the number of references in it.
     references: (u32, u16),
     /// Maximum number of references per wire segment.
@@ -75,7 +77,7 @@ pub(crate) struct TxFrame<'a> {
     /// show that this frame has left the port.
     copies_references: bool,
     /// The frame is incomplete: it is dropped, as if the network had lost it.
-    pub(crate) is_broken: bool,
+    pub is_broken: bool,
 }
 
 impl<'a> TxFrame<'a> {
@@ -116,11 +118,7 @@ impl<'a> TxFrame<'a> {
     /// reference together with the buffer that follows it. The rest of the payload may be copied, which
     /// needs at most one buffer per kilobyte.
     #[inline]
-    pub(crate) fn append_reference(
-        &mut self,
-        len: usize,
-        attach: impl FnOnce() -> Option<Mbuf>,
-    ) -> bool {
+    pub fn append_reference(&mut self, len: usize, attach: impl FnOnce() -> Option<Mbuf>) -> bool {
         if self.copies_references || len <= COPY_MAX as usize {
             return false;
         }
@@ -156,7 +154,7 @@ impl<'a> TxFrame<'a> {
     /// buffer if the last one is full or nearly full. On failure returns `None` and marks the frame as
     /// broken.
     #[inline]
-    pub(crate) fn reserve(&mut self, cache: &mut MbufCache, want: usize) -> Option<&mut [u8]> {
+    pub fn reserve(&mut self, cache: &mut MbufCache, want: usize) -> Option<&mut [u8]> {
         let tailroom = usize::from(self.chain.tailroom());
         let is_odd = self.even_segments && self.chain.pkt_len() & 1 != 0;
         let has_room = tailroom >= want.min(COPY_MAX as usize) || (is_odd && tailroom > 0);
@@ -173,7 +171,7 @@ impl<'a> TxFrame<'a> {
 
     /// Appends an empty buffer. On failure returns false and marks the frame as broken.
     #[inline]
-    pub(crate) fn add_buffer(&mut self, cache: &mut MbufCache) -> bool {
+    pub fn add_buffer(&mut self, cache: &mut MbufCache) -> bool {
         let added = cache
             .alloc()
             .is_some_and(|mbuf| self.chain.push(mbuf).is_ok());
@@ -185,7 +183,7 @@ impl<'a> TxFrame<'a> {
 
     /// Appends `len` bytes, and calls `write` with the offset and the room of each piece.
     #[inline]
-    pub(crate) fn fill_bytes(
+    pub fn fill_bytes(
         &mut self,
         cache: &mut MbufCache,
         len: usize,
@@ -203,7 +201,7 @@ impl<'a> TxFrame<'a> {
 
     /// Appends a copy of `bytes`; `None` marks the frame as broken.
     #[inline]
-    pub(crate) fn append_bytes(&mut self, cache: &mut MbufCache, bytes: Option<&[u8]>) {
+    pub fn append_bytes(&mut self, cache: &mut MbufCache, bytes: Option<&[u8]>) {
         match bytes {
             Some(bytes) => self.fill_bytes(cache, bytes.len(), |at, room| {
                 room.copy_from_slice(&bytes[at..at + room.len()]);
@@ -214,7 +212,7 @@ impl<'a> TxFrame<'a> {
 }
 
 /// Sink for TCP's frames during one call into a stack.
-pub(crate) struct PortSink<'a, W> {
+pub struct PortSink<'a, W> {
     output: &'a mut PortOutput,
     cache: &'a mut MbufCache,
     writer: W,
@@ -223,8 +221,9 @@ pub(crate) struct PortSink<'a, W> {
 }
 
 impl<'a, W> PortSink<'a, W> {
+    /// A sink of a port; `writer` makes the bytes of records.
     #[inline]
-    pub(crate) fn new(
+    pub fn new(
         output: &'a mut PortOutput,
         cache: &'a mut MbufCache,
         writer: W,
@@ -317,7 +316,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
 }
 
 /// Transmit path of a port.
-pub(crate) enum TxPath {
+pub enum TxPath {
     /// The worker's own queue of the port.
     Queue(TxQueue),
     /// The port has no queue for this worker: another one sends.
@@ -327,38 +326,41 @@ pub(crate) enum TxPath {
 }
 
 /// The sending half of a worker's port.
-pub(crate) struct PortOutput {
+pub struct PortOutput {
     path: TxPath,
-    pub(crate) batch: TxBatch,
+    /// Frames for the next burst.
+    pub batch: TxBatch,
     /// Frames to this device's own address; they never reach the port.
     loopback: Vec<Mbuf>,
-    pub(crate) link: LinkTraits,
+    /// What the link can do.
+    pub link: LinkTraits,
     /// Captures and trace in which frames are recorded.
-    pub(crate) taps: Option<FrameTaps>,
+    pub taps: Option<FrameTaps>,
     /// Loses frames on purpose.
-    pub(crate) loss: Option<FrameLoss>,
+    pub loss: Option<FrameLoss>,
     /// The device's number in captures.
-    pub(crate) interface: u32,
+    pub interface: u32,
     /// Since when the port has accepted no frame.
     stalled_since: Option<Instant>,
     /// The stall was reported.
     has_told_stall: bool,
     /// Frames that left through the port or the proxy.
-    pub(crate) frames_sent: u64,
+    pub frames_sent: u64,
     /// Frames copied into one segment because they had more segments than the port supports.
-    pub(crate) frames_linearized: u64,
+    pub frames_linearized: u64,
     /// Frames dropped because they do not fit into one buffer either.
     frames_too_long: u64,
     /// Frames lost on purpose.
-    pub(crate) frames_lost: u64,
+    pub frames_lost: u64,
     /// Frames that the kernel sent through the port.
-    pub(crate) host_frames_sent: u64,
+    pub host_frames_sent: u64,
     /// Frames between port and kernel, in either direction, dropped for lack of room.
-    pub(crate) host_frames_dropped: u64,
+    pub host_frames_dropped: u64,
 }
 
 impl PortOutput {
-    pub(crate) fn new(path: TxPath, interface: u32, link: LinkTraits) -> PortOutput {
+    /// The sending half of the device with the number `interface` in captures.
+    pub fn new(path: TxPath, interface: u32, link: LinkTraits) -> PortOutput {
         PortOutput {
             path,
             batch: TxBatch::new(),
@@ -380,24 +382,25 @@ impl PortOutput {
 
     /// True if frames wait for the next burst or for loopback.
     #[inline]
-    pub(crate) fn has_frames(&self) -> bool {
+    pub fn has_frames(&self) -> bool {
         !self.batch.is_empty() || self.has_loopback()
     }
 
+    /// True if frames to the device's own address wait.
     #[inline]
-    pub(crate) fn has_loopback(&self) -> bool {
+    pub fn has_loopback(&self) -> bool {
         !self.loopback.is_empty()
     }
 
     /// True if the kernel has not taken all frames of earlier bursts.
     #[inline]
-    pub(crate) fn has_backlog(&self) -> bool {
+    pub fn has_backlog(&self) -> bool {
         matches!(&self.path, TxPath::Queue(queue) if queue.has_backlog())
     }
 
     /// Hands the batch to the port; frames that do not fit stay in it.
     #[inline]
-    pub(crate) fn transmit_batch(&mut self) {
+    pub fn transmit_batch(&mut self) {
         if !self.batch.is_empty() {
             self.transmit_frames();
         } else if let TxPath::Queue(queue) = &mut self.path {
@@ -459,7 +462,7 @@ impl PortOutput {
     }
 
     /// Takes the loopback frames as received frames. Their checksums are ours and count as good.
-    pub(crate) fn take_loopback(&mut self) -> impl Iterator<Item = (RxFrame, FrameInfo)> + use<> {
+    pub fn take_loopback(&mut self) -> impl Iterator<Item = (RxFrame, FrameInfo)> + use<> {
         let info = FrameInfo {
             checksum: RxChecksum::Good,
             rss_hash: 0,
@@ -474,7 +477,7 @@ impl PortOutput {
     /// metadata that the port needs to compute it. `wall_time` is for captures, in nanoseconds since
     /// the epoch.
     #[inline]
-    pub(crate) fn send_frame(
+    pub fn send_frame(
         &mut self,
         mut mbuf: Mbuf,
         meta: &FrameMeta,
@@ -549,7 +552,7 @@ impl PortOutput {
     }
 
     /// Frames dropped because the port can never send them.
-    pub(crate) fn frames_refused(&self) -> u64 {
+    pub fn frames_refused(&self) -> u64 {
         let by_driver = match &self.path {
             TxPath::Queue(queue) => queue.refused_packets(),
             TxPath::Proxy(_) | TxPath::Closed => 0,
@@ -584,7 +587,7 @@ impl PortOutput {
     }
 
     /// Has the port free the buffers of sent frames.
-    pub(crate) fn release_sent_buffers(&mut self) {
+    pub fn release_sent_buffers(&mut self) {
         if let TxPath::Queue(queue) = &mut self.path {
             queue.done_cleanup();
         }

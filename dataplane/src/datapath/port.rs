@@ -50,21 +50,24 @@ pub struct WorkerPortConfig {
 }
 
 /// A port of one worker. `R`: the records that connections send.
-pub(crate) struct WorkerPort<R> {
+pub struct WorkerPort<R> {
     /// The device's place in the configuration.
-    pub(crate) device: usize,
+    pub device: usize,
     /// `None` if another worker receives for this one.
     rx_queue: Option<RxQueue>,
     /// Determines which worker processes a received frame; `None` if all are for this one.
     home: Option<WorkerSteering>,
     /// Frames for [`Self::receive`] that did not come from the port: those that other workers received
     /// for this one, and loopback frames.
-    pub(crate) arrived: Vec<(RxFrame, FrameInfo)>,
-    pub(crate) output: PortOutput,
-    pub(crate) stack: Stack<RxFrame, R>,
+    pub arrived: Vec<(RxFrame, FrameInfo)>,
+    /// Its sending half.
+    pub output: PortOutput,
+    /// TCP of the device for the connections of this worker.
+    pub stack: Stack<RxFrame, R>,
     link: LinkTraits,
     host: Option<Arc<HostQueue>>,
-    pub(crate) frames_received: u64,
+    /// Frames received through the port.
+    pub frames_received: u64,
     /// Frames were dropped because of offloads of their sender, and this was logged.
     has_logged_offloads: bool,
 }
@@ -74,7 +77,7 @@ impl<R> WorkerPort<R> {
     ///
     /// # Errors
     /// The stack refuses its configuration, or the worker to send through does not exist.
-    pub(crate) fn new(
+    pub fn new(
         config: WorkerPortConfig,
         now: Instant,
         proxy: impl FnOnce(usize) -> Option<ProxyTx>,
@@ -111,7 +114,7 @@ impl<R> WorkerPort<R> {
     /// [`Self::receive`] has work: these frames, frames that other workers forwarded, or frames for the
     /// kernel.
     #[inline]
-    pub(crate) fn take_burst(&mut self, batch: &mut RxBatch) -> bool {
+    pub fn take_burst(&mut self, batch: &mut RxBatch) -> bool {
         if let Some(rx_queue) = &mut self.rx_queue {
             rx_queue.rx_burst(batch);
         }
@@ -127,7 +130,7 @@ impl<R> WorkerPort<R> {
     ///
     /// The frames go through one iterator from burst to stack, so that nothing is stored in between.
     #[inline]
-    pub(crate) fn receive(
+    pub fn receive(
         &mut self,
         now: Instant,
         batch: &mut RxBatch,
@@ -173,7 +176,7 @@ impl<R> WorkerPort<R> {
 
     /// The trace, if one is running and takes more records.
     #[inline]
-    pub(crate) fn trace(&self) -> Option<&TraceTap> {
+    pub fn trace(&self) -> Option<&TraceTap> {
         self.output.taps.as_ref()?.trace()
     }
 
@@ -200,7 +203,7 @@ impl<R> WorkerPort<R> {
 
     /// Returns whether [`Self::poll_stack`] has work.
     #[inline]
-    pub(crate) fn needs_poll(&mut self, now: Instant) -> bool {
+    pub fn needs_poll(&mut self, now: Instant) -> bool {
         self.stack.needs_poll(now) || self.output.has_frames() || self.output.has_backlog()
     }
 
@@ -208,7 +211,7 @@ impl<R> WorkerPort<R> {
     /// `run_timers`, timers are held. `wall_time`: nanoseconds since the epoch, for captures. Returns
     /// true if there were frames to send.
     #[inline(never)]
-    pub(crate) fn poll_stack(
+    pub fn poll_stack(
         &mut self,
         now: Instant,
         run_timers: bool,
@@ -292,7 +295,7 @@ impl<R> WorkerPort<R> {
     /// one by one and loaded together, which waits for these stores and for all earlier ones that miss
     /// the cache.
     #[inline(always)]
-    pub(crate) fn flush_connection(
+    pub fn flush_connection(
         &mut self,
         now: Instant,
         conn: ConnId,
@@ -318,13 +321,13 @@ impl<R> WorkerPort<R> {
 
     /// Gives the queues back to a port that is being removed, and drops the frames that wait for them.
     #[cold]
-    pub(crate) fn drop_queues(&mut self) {
+    pub fn drop_queues(&mut self) {
         self.rx_queue = None;
         self.output.close();
     }
 
     /// True after [`Self::drop_queues`].
-    pub(crate) fn is_removed(&self) -> bool {
+    pub fn is_removed(&self) -> bool {
         self.output.is_closed()
     }
 

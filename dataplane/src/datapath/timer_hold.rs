@@ -8,7 +8,7 @@ use siw_tcp::Instant;
 
 /// Decides whether TCP's timers run in the current batch.
 #[derive(Default)]
-pub(crate) struct TimerHold {
+pub struct TimerHold {
     last_batch: Instant,
     /// Number of further batches in which timers are held.
     batches_left: u32,
@@ -26,7 +26,7 @@ impl TimerHold {
 
     /// Called once per batch, before frames are taken.
     #[inline]
-    pub(crate) fn on_batch_start(&mut self, now: Instant) {
+    pub fn on_batch_start(&mut self, now: Instant) {
         if now.duration_since(self.last_batch) > Self::AWAY {
             self.hold_timers(now);
         }
@@ -35,7 +35,7 @@ impl TimerHold {
 
     /// Holds the timers: the ring may contain more frames than were taken.
     #[inline]
-    pub(crate) fn hold_timers(&mut self, now: Instant) {
+    pub fn hold_timers(&mut self, now: Instant) {
         if self.batches_left == 0 {
             self.held_since = now;
         }
@@ -44,7 +44,7 @@ impl TimerHold {
 
     /// Returns whether timers are held in this batch. Called once per batch, after frames were taken.
     #[inline]
-    pub(crate) fn is_held(&mut self, now: Instant) -> bool {
+    pub fn is_held(&mut self, now: Instant) -> bool {
         let is_held =
             self.batches_left > 0 && now.duration_since(self.held_since) <= Self::LONGEST_HOLD;
         self.batches_left = self.batches_left.saturating_sub(1);

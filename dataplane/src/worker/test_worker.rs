@@ -51,7 +51,7 @@ pub(super) fn new_worker(pool: &Mempool) -> Worker {
         core: 0,
         idle: IdlePolicy::Poll,
         spin: Duration::ZERO,
-        clock: TscClock::new(),
+        clock: TscClock::start(),
         ports: Vec::new(),
         pool: pool.clone(),
         keys: KeyTable::new(16, 1).register_reader().unwrap(),

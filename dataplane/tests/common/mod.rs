@@ -389,6 +389,11 @@ pub fn daemon_example(name: &str) -> PathBuf {
         .join(name)
 }
 
+/// The path of the endpoint of byte streams, built with the profile of this test.
+pub fn stream_program() -> PathBuf {
+    build_of_package("siw-stream", "--bin", "siw-stream").join("siw-stream")
+}
+
 /// The path of the program that attacks a daemon, built with the profile of this test.
 pub fn hostile_client() -> &'static Path {
     static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::Value;
-use siwd::stream::StreamPattern;
+use siw_stream::StreamPattern;
 
 use super::PATIENCE;
 use super::net::Netns;
@@ -80,7 +80,7 @@ pub fn network(mtu: u32) -> Netns {
 /// The program with arguments separated by spaces.
 pub fn command(args: &str) -> Command {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let mut command = Command::new(PROGRAM.get_or_init(|| super::daemon_example("siw-stream")));
+    let mut command = Command::new(PROGRAM.get_or_init(super::stream_program));
     command
         .args(args.split(' '))
         .stdin(Stdio::null())

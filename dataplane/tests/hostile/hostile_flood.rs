@@ -16,8 +16,8 @@ use crate::common::net::{Netns, lacks_network, missing_program};
 use crate::common::stream::*;
 use crate::common::*;
 use siw::{CmListener, RecvWr, SendData, SendWr, WcStatus};
+use siw_stream::StreamPattern;
 use siw_tcp_sim::forge::Ends;
-use siwd::stream::StreamPattern;
 
 fn lacks() -> Option<String> {
     lacks_network().or_else(|| missing_program("ethtool"))

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use siw_tcp::{Events, Instant};
 
-use super::connection::StreamContext;
-use super::endpoint::{Endpoint, EndpointState};
+use crate::connection::StreamContext;
+use crate::endpoint::{Endpoint, EndpointState};
 
 /// Time for connections to close after the time limit, or after data was acknowledged since.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);

@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser};
+use siw_stream::{ConnectPlan, ServiceOffer, StreamPlan, StreamService};
 use siwd::config::{ByteSize, CaptureConfig, Config};
 use siwd::device::OpenDevice;
-use siwd::stream::{ConnectPlan, ServiceOffer, StreamPlan, StreamService};
 
 /// Byte-stream services over siwd's own TCP on a DPDK port.
 ///
@@ -172,7 +172,7 @@ fn run_endpoint(args: &Args) -> Result<bool, Box<dyn Error>> {
         pause: Duration::from_millis(args.pause),
         device: args.device.clone(),
     };
-    let report = siwd::stream::run(&config, &plan, |devices| print_ready(args, devices))?;
+    let report = siw_stream::run(&config, &plan, |devices| print_ready(args, devices))?;
     if args.json {
         println!("{}", report.to_json());
     } else {

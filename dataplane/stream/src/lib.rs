@@ -1,13 +1,16 @@
 //! The byte-stream endpoint of tests: plain services over our TCP, without iWARP, so that any program
-//! with a socket can be its peer. The example `siw-stream` is its command line.
+//! with a socket can be its peer. `main.rs` is the command line of the program `siw-stream`.
 //!
 //! ```text
 //!  rx_burst -> Stack::receive_burst -> events -> StreamConnection: read, check, return
 //!                                                      |
 //!  tx_burst <- PortSink <- Stack::flush/poll <- push_record
 //! ```
-//! It uses ports and stacks like a worker of the daemon ([`crate::datapath`]), with one worker:
+//! It uses ports and stacks like a worker of the daemon ([`siwd::datapath`]), with one worker:
 //! bursts, one clock reading per batch, and no scans or allocations in steady state.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod connection;
 mod endpoint;
@@ -20,13 +23,13 @@ mod shutdown;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::capture::Capture;
-use crate::config::Config;
-use crate::datapath::idle::Idle;
-use crate::device::{self, SharedStackConfig};
-use crate::frame_taps::FrameTaps;
-use crate::prepared::Prepared;
-use crate::{daemon, host};
+use siwd::capture::Capture;
+use siwd::config::Config;
+use siwd::datapath::idle::Idle;
+use siwd::device::{self, SharedStackConfig};
+use siwd::frame_taps::FrameTaps;
+use siwd::prepared::Prepared;
+use siwd::{daemon, host};
 
 pub use pattern::StreamPattern;
 pub use report::{StreamReport, StreamTotals};

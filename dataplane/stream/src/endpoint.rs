@@ -8,18 +8,18 @@ use dpdk::{MbufCache, Mempool, RxBatch};
 use nix::sys::signalfd::SignalFd;
 use siw_tcp::{ConnId, Events, Instant, StackStats};
 
-use super::StreamPlan;
-use super::connection::{StreamConnection, StreamContext};
-use super::pattern::StreamPattern;
-use super::record::{StreamRecord, StreamWriter};
-use super::report::{StreamReport, StreamTotals};
-use super::service::StreamService;
-use crate::datapath::batch_loop::BatchLoop;
-use crate::datapath::clock::TscClock;
-use crate::datapath::idle::{self, Idle};
-use crate::datapath::port::{WorkerPort, WorkerPortConfig};
-use crate::datapath::rx_frame;
-use crate::datapath::timer_hold::TimerHold;
+use crate::StreamPlan;
+use crate::connection::{StreamConnection, StreamContext};
+use crate::pattern::StreamPattern;
+use crate::record::{StreamRecord, StreamWriter};
+use crate::report::{StreamReport, StreamTotals};
+use crate::service::StreamService;
+use siwd::datapath::batch_loop::BatchLoop;
+use siwd::datapath::clock::TscClock;
+use siwd::datapath::idle::{self, Idle};
+use siwd::datapath::port::{WorkerPort, WorkerPortConfig};
+use siwd::datapath::rx_frame;
+use siwd::datapath::timer_hold::TimerHold;
 
 /// Marks the user value of a listener, whose lower bits are the index of its offer. The user value
 /// of a connection is its slot.
@@ -87,7 +87,7 @@ impl<'a> Endpoint<'a> {
         idle: Idle,
         signals: SignalFd,
     ) -> Result<Self, String> {
-        let clock = TscClock::new();
+        let clock = TscClock::start();
         let now = clock.now();
         let ports = port_configs
             .into_iter()

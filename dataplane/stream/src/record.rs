@@ -2,8 +2,8 @@
 
 use dpdk::MbufCache;
 
-use super::pattern::StreamPattern;
-use crate::datapath::output::{RecordWriter, TxFrame};
+use crate::pattern::StreamPattern;
+use siwd::datapath::output::{RecordWriter, TxFrame};
 
 /// Data queued at TCP for a connection.
 pub(super) enum StreamRecord {

@@ -2,10 +2,10 @@
 
 use siw_tcp::{ConnId, Events, Instant, Stack};
 
-use super::pattern::StreamPattern;
-use super::record::StreamRecord;
-use super::service::StreamService;
-use crate::datapath::rx_frame::RxFrame;
+use crate::pattern::StreamPattern;
+use crate::record::StreamRecord;
+use crate::service::StreamService;
+use siwd::datapath::rx_frame::RxFrame;
 
 /// Records queued for one connection in one batch, before the next connection's turn.
 const RECORDS_PER_BATCH: u32 = 64;
