@@ -3,7 +3,7 @@
 //!
 //! A socket of NETLINK_RDMA becomes one of NETLINK_USERSOCK, to which any process may send: requests are
 //! answered by messages that the socket sends to itself (`netlink_rdma.rs`). A socket of NETLINK_ROUTE stays
-//! the kernel's: what siwd has is put in front of the first message of a dump (`netlink_dumps.rs`).
+//! the kernel's: the part of siwd is put in front of the first message of a dump (`netlink_dumps.rs`).
 
 use crate::cancel::CancelGuard;
 use crate::netlink_dumps::Dump;
@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// The program has opened a netlink socket: before that, no call looks at a socket.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
-fn socket_option(fd: c_int, option: c_int) -> Option<c_int> {
+/// A number of the level SOL_SOCKET; `None` if `fd` is no socket.
+pub fn socket_option(fd: c_int, option: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
     let place = (&raw mut value).cast();
@@ -102,7 +103,7 @@ fn kernel_address() -> sockaddr_nl {
     address
 }
 
-/// Whether a message goes to the kernel: to no address, or to its own.
+/// Checks for a message to the kernel: to no address, or to its own.
 ///
 /// # Safety
 /// NULL, or valid for `length` octets.

@@ -7,7 +7,7 @@ use crate::netlink_messages::{Messages, Request};
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// What a dump lists.
+/// The kind of objects that a dump lists.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum DumpKind {
     Links,
@@ -67,7 +67,7 @@ impl Dump {
         [family, libc::AF_UNSPEC].contains(&c_int::from(self.family))
     }
 
-    /// What siwd has.
+    /// The objects of siwd, as messages to the socket with this port.
     pub fn additions(&self, port: u32) -> Messages {
         let mut messages = Messages::to_port(port);
         let mut last_interface = None;
@@ -109,17 +109,9 @@ impl Dump {
             libc::RT_SCOPE_UNIVERSE
         };
         let permanent = libc::IFA_F_PERMANENT as u8;
-        let [a, b, c, d] = device.interface.to_ne_bytes();
-        let head = [
-            address.family,
-            address.prefix_len,
-            permanent,
-            scope,
-            a,
-            b,
-            c,
-            d,
-        ];
+        let mut head = [0; 8];
+        head[..4].copy_from_slice(&[address.family, address.prefix_len, permanent, scope]);
+        head[4..].copy_from_slice(&device.interface.to_ne_bytes());
         let mut message = messages.add(libc::RTM_NEWADDR, libc::NLM_F_MULTI, self.sequence, &head);
         message.add(libc::IFA_ADDRESS, &address.octets);
         if device.ip.is_ipv4() {

@@ -46,7 +46,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Whether it asks for all objects.
+    /// Checks for a request for all objects.
     pub fn is_dump(&self) -> bool {
         self.flags & libc::NLM_F_DUMP == libc::NLM_F_DUMP
     }

@@ -81,7 +81,7 @@ fn number(text: &str) -> Option<u32> {
     if let Some(digits) = text.strip_prefix("0x") {
         return u32::from_str_radix(digits, 16).ok();
     }
-    let end = text.find(|c: char| !c.is_ascii_digit());
+    let end = text.find(|digit: char| !digit.is_ascii_digit());
     text[..end.unwrap_or(text.len())].parse().ok()
 }
 
@@ -115,7 +115,7 @@ impl RdmaDevice {
         self.text("ports/1/link_layer").as_deref() == Some("InfiniBand")
     }
 
-    /// Appends what RDMA_NLDEV_CMD_GET tells of it.
+    /// Appends the answer of RDMA_NLDEV_CMD_GET.
     fn describe(&self, answers: &mut Messages, flags: c_int, sequence: u32) {
         let mut message = answers.add(GET, flags, sequence, &[]);
         message
@@ -133,7 +133,7 @@ impl RdmaDevice {
         }
     }
 
-    /// Appends what RDMA_NLDEV_CMD_PORT_GET tells of its port.
+    /// Appends the answer of RDMA_NLDEV_CMD_PORT_GET for its port.
     fn describe_port(&self, answers: &mut Messages, flags: c_int, sequence: u32) {
         let mut message = answers.add(PORT_GET, flags, sequence, &[]);
         message

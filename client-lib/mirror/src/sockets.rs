@@ -1,27 +1,15 @@
 //! Kernel sockets at addresses of siwd.
 
 use crate::devices::{KernelAddress, read_address};
-use crate::netlink::{Parts, on_send};
+use crate::netlink::{Parts, on_send, socket_option};
 use crate::next::libc_calls;
 use libc::{iovec, sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
 
 /// Checks for a TCP or UDP socket: others, such as that of ping(8), stay unchanged.
 fn has_ports(fd: c_int) -> bool {
-    let mut protocol: c_int = 0;
-    let mut length = size_of::<c_int>() as socklen_t;
-    let place = (&raw mut protocol).cast();
-    // SAFETY: a number, with its length.
-    let status = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_PROTOCOL,
-            place,
-            &raw mut length,
-        )
-    };
-    status == 0 && matches!(protocol, libc::IPPROTO_TCP | libc::IPPROTO_UDP)
+    let protocol = socket_option(fd, libc::SO_PROTOCOL);
+    matches!(protocol, Some(libc::IPPROTO_TCP | libc::IPPROTO_UDP))
 }
 
 /// Returns the loopback address that replaces an address of siwd, and prepares the socket for it.

@@ -169,14 +169,6 @@ impl TransmitQueue for PacketSender {
         self.queue.refused_packets()
     }
 
-    #[inline]
-    fn has_backlog(&self) -> bool {
-        false
-    }
-
-    #[inline]
-    fn retry_backlog(&mut self) {}
-
     /// Packets are freed when they are sent.
     fn done_cleanup(&mut self) -> usize {
         0

@@ -15,8 +15,11 @@ pub trait ReceiveQueue {
     fn rx_burst(&mut self, batch: &mut RxBatch) -> usize;
 
     /// Returns true if the queue has no buffer to receive into; the next burst gets some from the
-    /// pool.
-    fn is_out_of_buffers(&self) -> bool;
+    /// pool. DPDK's drivers do not tell.
+    #[inline]
+    fn is_out_of_buffers(&self) -> bool {
+        false
+    }
 
     /// The descriptor to wait on with poll(2); it becomes readable when a packet arrives after
     /// [`Self::arm_interrupt`]. `None` if the port has no interrupts, or a virtual link has no peer
@@ -51,11 +54,15 @@ pub trait TransmitQueue {
     fn refused_packets(&self) -> u64;
 
     /// Returns true if the kernel has not yet taken all frames of earlier bursts.
-    fn has_backlog(&self) -> bool;
+    #[inline]
+    fn has_backlog(&self) -> bool {
+        false
+    }
 
     /// Offers the kernel the frames of earlier bursts that it has not taken yet; called in each
     /// loop turn that sends no burst.
-    fn retry_backlog(&mut self);
+    #[inline]
+    fn retry_backlog(&mut self) {}
 
     /// Has the port free all transmitted packets that it can; for use only when a work request waits
     /// for its buffers. Returns the number freed; 0 also for ports without this function, which free
@@ -65,19 +72,19 @@ pub trait TransmitQueue {
 
 /// A receive queue of any port: owned, can move to a worker thread, cannot be shared.
 pub enum RxQueue {
-    /// Of DPDK; also of an AF_PACKET port.
+    /// A queue of DPDK; an AF_PACKET port has one, too.
     Dpdk(dpdk::RxQueue),
-    /// Of an AF_XDP port.
+    /// Sockets of an AF_XDP port.
     Xdp(Box<XdpReceiver>),
 }
 
 /// A transmit queue of any port: owned, can move to a worker thread, cannot be shared.
 pub enum TxQueue {
-    /// Of DPDK.
+    /// A queue of DPDK.
     Dpdk(dpdk::TxQueue),
-    /// Of an AF_PACKET port.
+    /// The socket of an AF_PACKET port.
     Packet(Box<PacketSender>),
-    /// Of an AF_XDP port.
+    /// Sockets of an AF_XDP port.
     Xdp(Box<XdpSender>),
 }
 
@@ -85,12 +92,6 @@ impl ReceiveQueue for dpdk::RxQueue {
     #[inline]
     fn rx_burst(&mut self, batch: &mut RxBatch) -> usize {
         self.rx_burst(batch)
-    }
-
-    /// DPDK's drivers do not tell.
-    #[inline]
-    fn is_out_of_buffers(&self) -> bool {
-        false
     }
 
     fn interrupt_source(&self) -> Option<BorrowedFd<'_>> {
@@ -119,14 +120,6 @@ impl TransmitQueue for dpdk::TxQueue {
     fn refused_packets(&self) -> u64 {
         self.refused_packets()
     }
-
-    #[inline]
-    fn has_backlog(&self) -> bool {
-        false
-    }
-
-    #[inline]
-    fn retry_backlog(&mut self) {}
 
     fn done_cleanup(&mut self) -> usize {
         self.done_cleanup(0)

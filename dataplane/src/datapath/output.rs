@@ -62,7 +62,7 @@ pub trait RecordWriter<R> {
 pub struct TxFrame<'a> {
     /// Its buffers so far.
     pub chain: ChainBuilder,
-    /// What TCP says of it.
+    /// Properties that TCP gives the frame.
     pub meta: &'a FrameMeta,
     /// Wire segment of the last reference to registered memory, and the number of references in it.
     references: (u32, u16),
@@ -332,7 +332,7 @@ pub struct PortOutput {
     pub batch: TxBatch,
     /// Frames to this device's own address; they never reach the port.
     loopback: Vec<Mbuf>,
-    /// What the link can do.
+    /// Capabilities of the link.
     pub link: LinkTraits,
     /// Captures and trace in which frames are recorded.
     pub taps: Option<FrameTaps>,

@@ -249,7 +249,7 @@ fn forward_steps(before: ForwardStats, after: ForwardStats) -> Vec<TraceStep> {
     steps.collect()
 }
 
-/// What a trace reads and records.
+/// Parts of the worker that a trace reads and records.
 impl Connections {
     fn qpn_of(&self, slot: QpSlot) -> Option<Qpn> {
         let queue_pair = self.queue_pairs.get(slot)?;

@@ -54,7 +54,7 @@ impl HeldBuffers {
         self.reading = (self.reading + to as usize).saturating_sub(from as usize);
     }
 
-    /// Whether a connection that holds `own` may hold `more` as well.
+    /// Returns whether a connection that holds `own` may hold `more` as well.
     #[inline]
     pub(crate) fn has_room(&self, own: u32, more: u32) -> bool {
         let is_free = more as usize <= self.free() && (own + more) as usize <= self.limit_of_one;
@@ -74,7 +74,7 @@ impl HeldBuffers {
         self.limit_of_one.saturating_sub(own).min(common).max(least)
     }
 
-    /// Whether a segment that fills a hole may exceed the limits of a connection that holds `own`, by an
+    /// Returns whether a segment that fills a hole may exceed the limits of a connection that holds `own`, by an
     /// eighth of each.
     pub(crate) fn may_exceed(&self, own: u32) -> bool {
         let limit = self.limit_of_one;
@@ -112,7 +112,7 @@ impl HeldBuffers {
         }
     }
 
-    /// Whether connections whose owners wait hold as many buffers as all may together.
+    /// Returns whether connections whose owners wait hold as many buffers as all may together.
     pub(crate) fn is_full_of_waiting(&self) -> bool {
         self.waiting >= self.limit
     }

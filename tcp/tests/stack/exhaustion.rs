@@ -280,7 +280,7 @@ fn connections_that_are_not_read_take_no_buffers_from_others() {
     assert_eq!(lab.net.hosts[1].held_buffers(), 0);
 }
 
-/// What has not been acknowledged yet is forgotten where it would exceed the share.
+/// Data that has not been acknowledged yet is forgotten where it would exceed the share.
 #[test]
 fn an_owner_that_stops_reading_gives_back_what_is_not_acknowledged() {
     let mut configs = [host_config(0), host_config(1)];
