@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
 
-/// The processor time is read again at the begin of a turn after this time.
+/// The processor time is read again after this time.
 const LONGEST_UNREAD: Duration = Duration::from_micros(100);
 
 /// Longest processor time of each kind of work since the start.
@@ -45,8 +45,8 @@ impl TurnTimes {
     ///
     /// Reading the processor time is a system call (a quarter of the time of a connection's set-up when
     /// each piece did it); a piece that was shorter than the longest of its kind by the clock does
-    /// without. So where the thread lost its core during a piece, up to [`LONGEST_UNREAD`] and the turn
-    /// before it count as well.
+    /// without until [`LONGEST_UNREAD`]. So where the thread lost its core during a piece, up to this time
+    /// before it counts as well.
     pub fn end_work(&mut self, kind: &'static str) {
         let now = Instant::now();
         let elapsed = now - self.last;
@@ -56,6 +56,9 @@ impl TurnTimes {
             .get(kind)
             .is_some_and(|longest| elapsed <= *longest)
         {
+            if now - self.read_at > LONGEST_UNREAD {
+                self.read_processor_time();
+            }
             return;
         }
         let spent = self.read_processor_time().min(elapsed);
