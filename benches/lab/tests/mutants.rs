@@ -1,4 +1,4 @@
-//! The mutants of siwd as patches of its source. `siwd.rs` builds and judges them.
+//! The mutants of siwd as patches of its source. `deploy/lab/full mutants` builds and judges them.
 
 use std::collections::BTreeSet;
 use std::fs;
