@@ -77,6 +77,30 @@ debian_sources() {
     echo "deb [signed-by=$keys] $uri $1 main" >"$2"
 }
 
+# debian_root SUITE FOLDER PACKAGE,...: makes a root of a suite of Debian in a new folder, complete or not at all. Programs
+# in it reach the registries as those of this machine do, which may take an expired Release (apt.conf(5)).
+debian_root() {
+    local work valid
+    command -v mmdebstrap >/dev/null || need_packages mmdebstrap
+    work=$(mktemp -d "${TMPDIR:-/tmp}/siwd-root.XXXXXX")
+    debian_sources "$1" "$work/$1.list"
+    rm -rf --one-file-system "$2.new"
+    mkdir -p "$(dirname "$2")"
+    valid=$(apt-config dump Acquire::Check-Valid-Until)
+    mmdebstrap --quiet --variant=minbase ${valid:+--aptopt="$valid"} --include="ca-certificates,$3" "$1" "$2.new" "$work/$1.list" 2>"$work/log" || {
+        tail -n 5 "$work/log" >&2
+        rm -rf --one-file-system "$2.new" "$work"
+        die "mmdebstrap could not make a root of $1: the registry of this machine lacks it, or its Release has expired, which apt takes with Acquire::Check-Valid-Until \"false\" in /etc/apt/apt.conf.d"
+    }
+    rm -rf "$work"
+    cp -a /etc/apt/apt.conf.d/. "$2.new/etc/apt/apt.conf.d/"
+    [ -z "$valid" ] || echo "$valid" >"$2.new/etc/apt/apt.conf.d/99valid"
+    [ ! -e /etc/pip.conf ] || cp /etc/pip.conf "$2.new/etc/"
+    cp -L /etc/ssl/certs/ca-certificates.crt "$2.new/etc/ssl/certs/"
+    cp -L /etc/resolv.conf "$2.new/etc/resolv.conf"
+    mv "$2.new" "$2"
+}
+
 # unpack_packages SUITE FOLDER PACKAGE...: downloads packages of a suite of Debian, unpacks them into a new folder, and
 # writes the version of the first one into FOLDER/version. Nothing is installed.
 unpack_packages() ( # A subshell, whose trap leaves that of the caller.

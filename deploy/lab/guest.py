@@ -6,6 +6,7 @@ output. Used by linux-siw/guest and pci/guest; linux-siw/README.md has the proto
 import argparse
 import base64
 import os
+import platform
 import queue
 import secrets
 import select
@@ -19,17 +20,20 @@ import threading
 import time
 
 LAB = os.path.dirname(os.path.abspath(__file__))
-# The kernel and root file system of every guest, built by linux-siw/build.
+# Makes the kernel and the root file system of every guest.
 BUILD = os.path.join(LAB, "linux-siw", "build")
-KERNEL = os.path.join(LAB, "linux-siw", "out", "vmlinux")
-INITRAMFS = os.path.join(LAB, "linux-siw", "out", "initramfs.cpio")
-# Further programs with many libraries.
-LARGE = os.path.join(LAB, "linux-siw", "out", "large.cpio")
 # Commands that can run at the same time; one more port is kept free to kill them.
 CHANNELS = 8
 BOOT_ATTEMPTS = 3
 EXIT_TIMEOUT = 124  # as timeout(1)
 EXIT_BROKEN = 125  # the guest or the channel failed, not the command
+
+
+def built(suite, name):
+    """A file that linux-siw/build has made of a Debian suite, by default of this machine's."""
+    own = platform.freedesktop_os_release().get("VERSION_CODENAME")
+    folder = "out" if suite in (None, "", own) else f"out-{suite}"
+    return os.path.join(LAB, "linux-siw", folder, name)
 
 
 class GuestError(Exception):
@@ -128,13 +132,15 @@ class Channel:
 
 class Guest:
     """A guest. `machine` is the part of QEMU's command line specific to its kind, `setup` the shell
-    command that brings up its devices, `initramfs` its root file system."""
+    command that brings up its devices, `initramfs` its root file system, `suite` the Debian suite of its
+    kernel."""
 
-    def __init__(self, options, machine, setup, initramfs=INITRAMFS, append=()):
+    def __init__(self, options, machine, setup, initramfs=None, append=(), suite=None):
         self.options = options
         self.machine = machine
         self.setup = setup
-        self.initramfs = initramfs
+        self.kernel = built(suite, "vmlinux")
+        self.initramfs = initramfs or built(suite, "initramfs.cpio")
         self.append = list(append)
         self.folder = tempfile.mkdtemp(prefix="lab-guest-")
         self.log = options.log or os.path.join(self.folder, "console.log")
@@ -165,7 +171,7 @@ class Guest:
             # KVM hangs on some nested hosts; the emulator behaves the same everywhere.
             "-accel", "tcg", "-cpu", "max", "-no-reboot",
             "-m", str(options.memory), "-smp", str(options.cpus),
-            "-kernel", KERNEL, "-initrd", self.initramfs, "-append", " ".join(append),
+            "-kernel", self.kernel, "-initrd", self.initramfs, "-append", " ".join(append),
         ] + self.machine + ["-device", "virtio-serial-pci"]
         if options.pid_file:
             command += ["-pidfile", options.pid_file]
@@ -379,9 +385,9 @@ def add_options(parser, memory, cpus):
                         help="with --control: stop as well when standard input closes")
 
 
-def check_host(options):
-    if not all(os.path.exists(file) for file in (KERNEL, INITRAMFS)):
-        fail(f"the guest is not built; run {BUILD}")
+def check_host(options, suite=None):
+    if not all(os.path.exists(built(suite, name)) for name in ("vmlinux", "initramfs.cpio")):
+        fail(f"the guest is not built; run {BUILD}" + (f" --suite {suite}" if suite else ""))
     if options.control and os.path.exists(options.control):
         fail(f"{options.control} exists: another guest serves there, or remove it")
 

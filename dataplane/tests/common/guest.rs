@@ -29,18 +29,34 @@ pub fn lacks_guest() -> Option<String> {
     lacks_network().or_else(lacks_emulator)
 }
 
+/// The suite of Debian of a guest with a newer kernel than the one that most tests have.
+pub const NEWER_SUITE: &str = "trixie";
+
+/// Reason why this machine cannot run the guest of [`NEWER_SUITE`].
+pub fn lacks_newer_guest() -> Option<String> {
+    lacks_network()
+        .or_else(lacks_programs)
+        .or_else(|| lacks_build(&["--suite", NEWER_SUITE]))
+}
+
 /// Reason why this machine cannot run a guest without a tap.
 pub fn lacks_emulator() -> Option<String> {
-    missing_program("qemu-system-x86_64")
-        .or_else(|| missing_program("python3"))
-        .or_else(|| {
-            let built = Command::new(lab("linux-siw/build")).arg("--check").status();
-            (!built.unwrap().success()).then(|| {
-                "the Linux siw guest is not built, or not from these files \
-                 (deploy/lab/linux-siw/build)"
-                    .into()
-            })
-        })
+    lacks_programs().or_else(|| lacks_build(&[]))
+}
+
+fn lacks_programs() -> Option<String> {
+    missing_program("qemu-system-x86_64").or_else(|| missing_program("python3"))
+}
+
+fn lacks_build(of: &[&str]) -> Option<String> {
+    let mut build = Command::new(lab("linux-siw/build"));
+    let built = build.args(of).arg("--check").status().unwrap();
+    (!built.success()).then(|| {
+        format!(
+            "the Linux siw guest is not built, or not from these files (deploy/lab/linux-siw/build {})",
+            of.join(" ")
+        )
+    })
 }
 
 pub struct Guest {

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::guest::{Evidence, Guest, lacks_guest};
+use crate::common::guest::{Evidence, Guest, NEWER_SUITE, lacks_guest, lacks_newer_guest};
 use crate::common::matrix::{BURST, INBOXES, Loss, Outcome, Plan, Role, play};
 use crate::common::net::{Netns, judge, missing_program, tshark_fields};
 use crate::common::*;
@@ -55,16 +55,16 @@ struct Lab {
 
 impl Lab {
     fn new(mtu: usize) -> Lab {
+        Lab::with(mtu, &[])
+    }
+
+    /// Boots a guest with further arguments.
+    fn with(mtu: usize, more: &[&str]) -> Lab {
         let ns = Netns::new();
         let width = mtu.to_string();
-        let args = [
-            "--ip",
-            "10.77.0.2/24",
-            "--ip6",
-            "fd77::2/64",
-            "--mtu",
-            &width,
-        ];
+        let mut args = vec!["--ip", "10.77.0.2/24", "--ip6", "fd77::2/64"];
+        args.extend(["--mtu", &width]);
+        args.extend(more);
         Lab {
             guest: Guest::boot(&ns, &args),
             ns,
@@ -130,8 +130,8 @@ fn ops(segment: usize, large: &[usize]) -> Vec<String> {
 }
 
 /// Runs all operations and sizes, each side in each role, CRC on and off, over IPv4 and IPv6.
-fn all_sizes(mtu: usize) {
-    let mut lab = Lab::new(mtu);
+fn all_sizes(mut lab: Lab) {
+    let mtu = lab.mtu;
     let (siwd, file, _dir) = lab.siwd();
     for role in [Role::Initiator, Role::Responder] {
         for family in [V4, V6] {
@@ -153,13 +153,19 @@ fn all_sizes(mtu: usize) {
 #[test]
 fn every_operation_moves_every_size_in_ethernet_frames() {
     skip_if!(lacks());
-    all_sizes(1500);
+    all_sizes(Lab::new(1500));
+}
+
+#[test]
+fn every_operation_moves_every_size_with_a_newer_kernel() {
+    skip_if!(lacks_newer_guest().or_else(|| missing_program("tshark")));
+    all_sizes(Lab::with(1500, &["--suite", NEWER_SUITE]));
 }
 
 #[test]
 fn every_operation_moves_every_size_in_jumbo_frames() {
     skip_if!(lacks());
-    all_sizes(9000);
+    all_sizes(Lab::new(9000));
 }
 
 #[test]

@@ -1,20 +1,28 @@
 //! Linux siw as a target of siw-lab that runs rping only: the smoke profile, in both roles.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::guest::{Guest, lacks_guest};
+use crate::common::guest::{Guest, NEWER_SUITE, lacks_guest, lacks_newer_guest};
 use crate::common::net::Netns;
 use crate::common::siw_lab;
 
-const PEER: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../benches/lab/peers/siw-6.1.toml"
-);
 /// rping's persistent server forgets a connection if the next one comes before its main thread has
 /// run, which happens in a guest on a busy machine: the case then waits in vain, and runs again.
 const ATTEMPTS: usize = 5;
+
+/// What is known of the guest's Linux siw, by its kernel.
+fn peer_file(guest: &Guest) -> PathBuf {
+    let kernel = guest.run("uname -r");
+    let version = match kernel.split(['.', '-']).collect::<Vec<_>>()[..] {
+        ["6", "1", ..] => "6.1",
+        ["6", "12", ..] => "6.12",
+        ["7", ..] => "7",
+        _ => panic!("no peer file for Linux siw of kernel {kernel}"),
+    };
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../benches/lab/peers/siw-{version}.toml"))
+}
 
 /// Runs cases of the smoke profile, or all; returns the number of results, those with another
 /// verdict than expected, and what siw-lab said.
@@ -29,7 +37,9 @@ fn run(
     lab.args(["run", "--target", "10.77.0.2", "--interface", "lab0"])
         .args(["--address", "10.77.0.8", "--client", &client])
         .args(["--profile", "smoke", "--jobs", "1", "--patience", "8"])
-        .args(["--expect", PEER, "--report", "json", "--output"])
+        .arg("--expect")
+        .arg(peer_file(guest))
+        .args(["--report", "json", "--output"])
         .arg(output);
     if !cases.is_empty() {
         let cases: Vec<&str> = cases.iter().map(String::as_str).collect();
@@ -47,11 +57,10 @@ fn run(
     (results.len(), news.collect(), said.into_owned())
 }
 
-#[test]
-fn siw_lab_finds_what_its_peer_file_says_of_linux_siw() {
-    skip_if!(lacks_guest());
+/// Runs the smoke profile against a guest that boots with further arguments.
+fn smoke(more: &[&str]) {
     let ns = Netns::new();
-    let guest = Guest::boot(&ns, &["--ip", "10.77.0.2/24"]);
+    let guest = Guest::boot(&ns, &[&["--ip", "10.77.0.2/24"], more].concat());
     let _server = guest.start("while :; do rping -s -P -p 7174; done");
     guest.run("wait-listen 7174");
     let output = tempfile::tempdir().unwrap();
@@ -66,4 +75,16 @@ fn siw_lab_finds_what_its_peer_file_says_of_linux_siw() {
         (_, left, said) = run(&ns, &guest, &left, output.path());
     }
     assert!(left.is_empty(), "{said}");
+}
+
+#[test]
+fn siw_lab_finds_what_its_peer_file_says_of_linux_siw() {
+    skip_if!(lacks_guest());
+    smoke(&[]);
+}
+
+#[test]
+fn siw_lab_finds_what_its_peer_file_says_of_a_newer_linux_siw() {
+    skip_if!(lacks_newer_guest());
+    smoke(&["--suite", NEWER_SUITE]);
 }
