@@ -743,6 +743,9 @@ impl ControlThread {
                 let resolution = ResolutionId(request.resolution);
                 connections::end_resolution(context, id, seq, resolution)
             }
+            Request::CreateAh(_) | Request::DestroyAh(_) | Request::StartDatagrams(_) => Err(
+                Refusal::new(libc::EOPNOTSUPP, "this siwd has no datagrams (UD)"),
+            ),
             Request::MigrateCm(request) => {
                 self.connections
                     .migrate_events(&mut context.resources, id, seq, request)
@@ -1221,6 +1224,7 @@ fn may_cross_a_reply(seq: u32, request: &Request) -> bool {
             | Request::DestroySrq(_)
             | Request::DestroyCmChannel(_)
             | Request::EndResolution(_)
+            | Request::DestroyAh(_)
             | Request::Unlisten(_)
             | Request::Disconnect(_)
             | Request::Reject(_)
