@@ -86,7 +86,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Refused`] with EHOSTUNREACH (no route), ETIMEDOUT (no answer), EADDRNOTAVAIL (the device
-    /// does not have the source address).
+    /// does not have the source address), EADDRINUSE (the kernel has it, too).
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah, Error> {
         let client = &self.0;
         check_feature(client)?;

@@ -126,7 +126,7 @@ fn datagrams_reach_their_own_device_and_their_own_queue_pair() {
     for to in [&b, &a] {
         post_receive(to, 2, 0, 100);
         a.qp.post_send(&[send(b"to self", &ah, to)]).unwrap();
-        let mut done = vec![a.wc(), to.wc()];
+        let mut done = [a.wc(), to.wc()];
         done.sort_by_key(|wc| wc.wr_id);
         assert_eq!(done[1].byte_len as usize, GRH_LEN + 7);
         assert!(done.iter().all(|wc| wc.status == WcStatus::SUCCESS));
@@ -167,7 +167,7 @@ fn wrong_datagrams_are_dropped_and_counted_by_their_reason() {
     let daemon = Daemon::loopback();
     let (a, b) = (datagram_end(&daemon, 0), datagram_end(&daemon, 1));
     let ah = ah(&a, 0, "10.77.0.2");
-    let mut send_to = |qpn, qkey| {
+    let send_to = |qpn, qkey| {
         let request = SendWr::send(1, SendData::Inline(b"lost"));
         let request = request.with_destination(ah.number(), qpn, qkey);
         a.qp.post_send(&[request]).unwrap();

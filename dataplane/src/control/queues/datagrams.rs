@@ -52,6 +52,15 @@ fn path_of(view: &DeviceView, request: &m::CreateAh) -> Result<DatagramPath, Ref
         let why = format!("device {} does not have {from}", view.name);
         return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
     }
+    let shared = view.host_ports.as_ref().map(|ports| ports.addresses());
+    if shared.is_some_and(|addresses| addresses.contains(&from)) {
+        let why = format!(
+            "the kernel has {from}, too, and gets the datagrams to it: give device {} an address that \
+             the kernel does not have",
+            view.name
+        );
+        return Err(Refusal::new(libc::EADDRINUSE, why));
+    }
     if request.flow_label > MAX_FLOW_LABEL {
         let why = format!("flow label {:#x}: it has 20 bits", request.flow_label);
         return Err(Refusal::new(libc::EINVAL, why));
