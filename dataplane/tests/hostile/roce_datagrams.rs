@@ -94,6 +94,12 @@ fn drops(end: &End, reason: &str) -> u64 {
     row["count"].as_u64().unwrap()
 }
 
+fn datagram_end(daemon: &Daemon) -> End {
+    let end = End::with(&daemon.context(), 4096, &QpInit::default());
+    end.qp.start_datagrams(0, QKEY).unwrap();
+    end
+}
+
 struct Rig {
     daemon: Daemon,
     wire: Wire,
@@ -102,13 +108,14 @@ struct Rig {
 }
 
 impl Rig {
-    fn new() -> Rig {
+    /// `cores`: those of the workers.
+    fn new(cores: &str) -> Rig {
         let ns = Netns::new();
         ns.veth(1500);
-        let daemon = ns.siwd(CONFIG, &[]);
+        let cores = format!("[workers]\ncores = {cores}");
+        let daemon = ns.siwd(&CONFIG.replace("[workers]", &cores), &[]);
         let wire = Wire::open(&ns, "veth1", Ipv4Addr::from(PEER));
-        let end = End::with(&daemon.context(), 4096, &QpInit::default());
-        end.qp.start_datagrams(0, QKEY).unwrap();
+        let end = datagram_end(&daemon);
         Rig {
             daemon,
             wire,
@@ -145,7 +152,7 @@ fn siwd_sends_datagrams_as_the_standard_says() {
     skip_if!(lacks_network());
     let Rig {
         daemon, wire, end, ..
-    } = Rig::new();
+    } = Rig::new("[]");
     let frame = std::thread::scope(|scope| {
         // It answers ARP.
         let peer = scope.spawn(|| {
@@ -192,7 +199,22 @@ fn siwd_sends_datagrams_as_the_standard_says() {
 #[test]
 fn datagrams_of_a_peer_arrive_and_wrong_ones_are_counted_by_name() {
     skip_if!(lacks_network());
-    let rig = Rig::new();
+    check_received(&Rig::new("[]"));
+}
+
+/// The port spreads frames over the workers by another rule than that of datagrams.
+#[test]
+fn two_workers_hand_datagrams_to_the_owner() {
+    skip_if!(lacks_network().or_else(two_cores));
+    // Queue pairs of both workers.
+    let rig = Rig::new("[0, 1]");
+    check_received(&rig);
+    let end = datagram_end(&rig.daemon);
+    assert_ne!(end.qp.qp_num() % 2, rig.end.qp.qp_num() % 2);
+    check_received(&Rig { end, ..rig });
+}
+
+fn check_received(rig: &Rig) {
     let plain = rig.datagram(b"payload!");
     let whole = finish(plain.clone());
     rig.is_dropped(&whole, "UD_NO_RECEIVE");
@@ -245,5 +267,4 @@ fn datagrams_of_a_peer_arrive_and_wrong_ones_are_counted_by_name() {
         assert_eq!(rig.end.read(GRH_LEN, 8), b"payload!");
         rig.post_receive();
     }
-    assert!(rig.daemon.stop().success());
 }

@@ -335,6 +335,30 @@ fn datagrams_take_requests_of_a_shared_receive_queue() {
     assert!(daemon.stop().success());
 }
 
+#[test]
+fn the_removal_of_a_device_ends_its_queue_pairs_of_datagrams() {
+    let daemon = Daemon::loopback();
+    let (a, b) = (datagram_end(&daemon, 0), datagram_end(&daemon, 1));
+    let ah = ah(&a, 0, "10.77.0.2");
+    post_receive(&a, 8, 0, 100);
+    daemon.context().remove_device(0, true).unwrap();
+    let flushed = a.wc();
+    assert_eq!((flushed.wr_id, flushed.status), (8, WcStatus::WR_FLUSH_ERR));
+    loop {
+        let event = a.ctx.get_async_event(Some(PATIENCE)).unwrap();
+        if event.kind == Some(AsyncEventKind::QpFatal) {
+            break;
+        }
+    }
+    a.qp.post_send(&[send(b"late", &ah, &b)]).unwrap();
+    assert_eq!(a.wc().status, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(b.qp.query().unwrap().state, Some(QpState::Rts));
+    a.qp.reset().unwrap();
+    let refused = errno(a.qp.start_datagrams(0, QKEY).unwrap_err());
+    assert_eq!(refused, nix::libc::ENODEV);
+    assert!(daemon.stop().success());
+}
+
 /// More datagrams than rings and port have room for: each request completes, and what arrives is whole.
 #[test]
 fn a_flood_of_datagrams_completes_every_request() {
