@@ -2,6 +2,7 @@
 //! sends, what it accepts, and the counter of each kind of wrong datagram.
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::net::{Netns, lacks_network};
@@ -200,6 +201,42 @@ fn siwd_sends_datagrams_as_the_standard_says() {
 fn datagrams_of_a_peer_arrive_and_wrong_ones_are_counted_by_name() {
     skip_if!(lacks_network());
     check_received(&Rig::new("[]"));
+}
+
+/// Datagrams for no queue pair, of operations that are not served, and for a queue pair without receive
+/// work requests.
+#[test]
+fn a_flood_of_datagrams_leaves_connections_alone() {
+    skip_if!(lacks_network());
+    let rig = Rig::new("[]");
+    let (a, b) = pair_on(&rig.daemon, 4096, "siw0", "10.77.0.1:0");
+    let plain = rig.datagram(&[7; 1000]);
+    let mut unknown = plain.clone();
+    unknown[BTH + 5] = 0xff;
+    let mut reliable = plain.clone();
+    reliable[BTH] = 0x0a;
+    let frames = [plain, unknown, reliable].map(finish);
+    let is_over = AtomicBool::new(false);
+    let pings = std::thread::scope(|scope| {
+        let _guard = StopOnDrop(&is_over);
+        let (is_over, frames, wire) = (&is_over, &frames, &rig.wire);
+        scope.spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                frames.iter().for_each(|frame| wire.send(frame));
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(2);
+        let mut pings = 0;
+        while Instant::now() < end {
+            ping(&a, &b);
+            pings += 1;
+        }
+        pings
+    });
+    let counts = ["UD_NO_RECEIVE", "UD_UNKNOWN_QP", "UD_OPCODE"].map(|name| drops(&rig.end, name));
+    println!("{pings} writes beside dropped datagrams: {counts:?}");
+    assert!(pings > 100 && counts.iter().all(|count| *count > 100));
+    assert!(rig.daemon.stop().success());
 }
 
 /// The port spreads frames over the workers by another rule than that of datagrams.
