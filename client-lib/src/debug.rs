@@ -27,6 +27,7 @@ debug_objects! {
     Cq: "Cq" { cq_id, capacity }
     Qp: "Qp" { qp_num, state }
     Srq: "Srq" { srq_id }
+    Ah: "Ah" { number }
     CmChannel: "CmChannel" { id }
     CmListener: "CmListener" { local_addr }
     CmBinding: "CmBinding" { local_addr }

@@ -12,7 +12,8 @@
 //! | [`AppMr`] | memory of any kind, by address | [`Pd::reg_memory`] |
 //! | [`Cq`] | completion queue | [`Cq::new`] |
 //! | [`CompletionChannel`] | file descriptor that becomes readable with completions | [`CompletionChannel::new`] |
-//! | [`Qp`] | queue pair, one connection | [`Pd::create_qp`] |
+//! | [`Qp`] | queue pair: one connection, or datagrams ([`Qp::start_datagrams`]) | [`Pd::create_qp`] |
+//! | [`Ah`] | address handle, the destination of datagrams | [`Context::create_ah`] |
 //! | [`Srq`] | receive requests that several queue pairs share | [`Pd::create_srq`] |
 //! | [`CmChannel`], [`CmListener`] | connection events, and connections that come in | [`CmChannel::new`], [`CmListener::new`] |
 //! | [`Mw`], [`FastMr`] | memory windows, registration by work request | [`Pd::alloc_mw`], [`Pd::alloc_fast_mr`] |
@@ -253,6 +254,7 @@ mod context;
 mod cq;
 mod cq_resize;
 mod credit;
+mod datagram;
 mod deadline;
 mod debug;
 mod drain;
@@ -289,6 +291,7 @@ pub use cm::{
 };
 pub use context::{AsyncEvent, CALL_TIMEOUT, Context, DeviceInfo};
 pub use cq::{CompletionChannel, Cq};
+pub use datagram::{Ah, AhAttr, CONTROLLED_QKEY, GRH_LEN};
 pub use drain::DRAIN_WR_ID;
 pub use error::{Error, Failed, PostError};
 pub use fast_mr::FastMr;

@@ -51,6 +51,10 @@ id! {
     ResolutionId(u32)
 }
 id! {
+    /// An address handle, the destination of datagrams, unique in the daemon.
+    AhId(u32)
+}
+id! {
     /// A completion queue, unique in the daemon.
     CqId(u32)
 }

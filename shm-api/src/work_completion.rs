@@ -127,6 +127,8 @@ pub struct WcFlags(pub u16);
 impl WcFlags {
     /// No flag.
     pub const NONE: WcFlags = WcFlags(0);
+    /// A received datagram: the buffer begins with its GRH.
+    pub const GRH: WcFlags = WcFlags(1);
     /// `imm` holds immediate data.
     pub const WITH_IMM: WcFlags = WcFlags(2);
     /// `imm` holds the local key that the peer invalidated.
@@ -162,14 +164,16 @@ pub struct Wc {
     pub opcode: WcOpcode,
     /// Validity and meaning of `imm`, and other properties.
     pub flags: WcFlags,
-    /// Bytes received or read.
+    /// Bytes received or read; of a datagram, with its GRH.
     pub byte_len: u32,
     /// Immediate data or the invalidated key; see `flags`.
     pub imm: u32,
     /// Details of a failure: layer, type and code of a Terminate message, or 0.
     pub vendor_err: u32,
+    /// Number of the queue pair that sent a received datagram; 0 otherwise.
+    pub src_qp: u32,
     /// Zero.
-    pub reserved: [u32; 7],
+    pub reserved: [u32; 6],
     /// TSC or 0; reserved for extended completion queues.
     pub reserved2: u32,
     /// Written last; owned by the ring code.

@@ -176,6 +176,7 @@ pub use flow::toeplitz::{DEFAULT_RSS_KEY, SYMMETRIC_RSS_KEY, Toeplitz};
 pub use link::address_conflicts::AddressConflict;
 pub use queues::receive_queue::ReceiveQueue;
 pub use stack::datagrams::{Datagram, DatagramOutcome, PortMapperEvent};
+pub use stack::roce::{DatagramError, DatagramHeaders, DatagramPath, RoceDatagram};
 pub use stack::transmit::NewRecords;
 pub use stack::{Stack, TcpInfo};
 pub use wire::checksum;

@@ -21,7 +21,8 @@ use crate::control::threads::helpers::{DisposalQueue, LONG_MEMORY};
 use crate::control::threads::reports::HelperReport;
 use crate::control::threads::turn_times::TurnBudget;
 use crate::ids::{
-    ClientId, CmChannelId, CmListenerId, CommandToken, ConnectRequestId, CqId, PdId, Qpn, SrqId,
+    AhId, ClientId, CmChannelId, CmListenerId, CommandToken, ConnectRequestId, CqId, PdId, Qpn,
+    SrqId,
 };
 use crate::worker::messages::Command;
 
@@ -143,6 +144,7 @@ pub(super) struct DepartingEntries {
     departing_qps: btree_map::IntoIter<Qpn, Charged<ClientQp>>,
     cqs: btree_map::IntoIter<CqId, Charged<CompletionQueue>>,
     srqs: btree_map::IntoIter<SrqId, Charged<ClientSrq>>,
+    ahs: btree_map::IntoIter<AhId, Charged<()>>,
 }
 
 /// An entry of a table of all clients.
@@ -155,6 +157,7 @@ pub(super) enum DepartingEntry {
     QueuePair(Qpn),
     CompletionQueue(CqId),
     SharedReceiveQueue(SrqId),
+    AddressHandle(AhId),
     ProtectionDomain(PdId),
 }
 
@@ -172,6 +175,7 @@ impl DepartingEntries {
             departing_qps: std::mem::take(&mut client.departing_qps).into_iter(),
             cqs: std::mem::take(&mut client.cqs).into_iter(),
             srqs: std::mem::take(&mut client.srqs).into_iter(),
+            ahs: std::mem::take(&mut client.ahs).into_iter(),
         }
     }
 
@@ -200,6 +204,9 @@ impl DepartingEntries {
         if let Some((srq, _)) = self.srqs.next() {
             return Some(DepartingEntry::SharedReceiveQueue(srq));
         }
+        if let Some((ah, _)) = self.ahs.next() {
+            return Some(DepartingEntry::AddressHandle(ah));
+        }
         let pd = self.memory.next_pd();
         pd.map(DepartingEntry::ProtectionDomain)
     }
@@ -216,7 +223,7 @@ impl DepartingEntries {
 
     /// Returns true if entries of [`Self::next_number`] are left.
     pub fn has_numbers(&self) -> bool {
-        self.cqs.len() + self.srqs.len() > 0 || self.memory.has_pds()
+        self.cqs.len() + self.srqs.len() + self.ahs.len() > 0 || self.memory.has_pds()
     }
 }
 
@@ -428,6 +435,7 @@ fn remove_entry(
         }
         DepartingEntry::CompletionQueue(cq) => context.resources.cqs.release_number(cq.0),
         DepartingEntry::SharedReceiveQueue(srq) => context.resources.srqs.release_number(srq.0),
+        DepartingEntry::AddressHandle(ah) => context.resources.ahs.release_number(ah.0),
         DepartingEntry::ProtectionDomain(pd) => context.resources.pds.release_number(pd.0),
     }
     None

@@ -17,7 +17,7 @@
 //! | `request/` | deferred requests, replies and refusals |
 //! | `threads/` | workers and helper threads as this thread sees them; the times of its turns |
 //! | `memory/` | protection domains, arenas, regions, windows |
-//! | `queues/` | completion queues, queue pairs, shared receive queues |
+//! | `queues/` | completion queues, queue pairs, shared receive queues, address handles |
 //! | `client/` | arrival, credentials and events of clients |
 //! | `device/` | devices, links, routes of the kernel |
 //! | `connection/` | listeners, connects, pairing, ended connections |
@@ -93,7 +93,7 @@ use self::operator::reload::Configuration;
 use self::operator::runtime_changes::RuntimeChanges;
 use self::operator::statistics::Statistics;
 use self::operator::{flight_recorder, lists, operate, reload, routes, statistics};
-use self::queues::{completion_queues, queue_pairs, shared_receive};
+use self::queues::{completion_queues, datagrams, queue_pairs, shared_receive};
 use self::request::deferred::{DeferredRequest, Report, Then};
 use self::request::refusal::Refusal;
 use self::request::replies::{Outcome, RequestState, Served};
@@ -107,7 +107,7 @@ use self::threads::watchdog::Watchdog;
 use self::threads::workers::{COMMANDS_IN_FLIGHT, WorkerSet};
 use crate::device_view::DeviceView;
 use crate::ids::{
-    ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
+    AhId, ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn,
     ResolutionId, SrqId,
 };
 use crate::worker::Mailbox;
@@ -743,6 +743,11 @@ impl ControlThread {
                 let resolution = ResolutionId(request.resolution);
                 connections::end_resolution(context, id, seq, resolution)
             }
+            Request::CreateAh(request) => datagrams::create_ah(context, id, request),
+            Request::DestroyAh(request) => {
+                datagrams::destroy_ah(context, id, seq, AhId(request.ah))
+            }
+            Request::StartDatagrams(request) => datagrams::start_datagrams(context, id, request),
             Request::MigrateCm(request) => {
                 self.connections
                     .migrate_events(&mut context.resources, id, seq, request)
@@ -954,6 +959,12 @@ impl ControlThread {
                 resolution,
                 outcome,
             } => connections::on_resolved(&mut context.resources, client, resolution, &outcome),
+            Event::AhResolved { token, failure } => {
+                if let Some(failure) = failure {
+                    datagrams::note_failure(&mut context.resources, token, failure);
+                }
+                self.on_report(token, Report::Done);
+            }
             Event::Disconnected {
                 qpn,
                 failure,
@@ -1221,6 +1232,7 @@ fn may_cross_a_reply(seq: u32, request: &Request) -> bool {
             | Request::DestroySrq(_)
             | Request::DestroyCmChannel(_)
             | Request::EndResolution(_)
+            | Request::DestroyAh(_)
             | Request::Unlisten(_)
             | Request::Disconnect(_)
             | Request::Reject(_)

@@ -34,7 +34,7 @@ use crate::control::operator::flight_recorder::{FlightRecorder, NewEvent, Owner}
 use crate::control::request::deferred::DeferredRequest;
 use crate::control::request::refusal::Refusal;
 use crate::ids::{
-    ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, ResolutionId, SrqId,
+    AhId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, ResolutionId, SrqId,
 };
 use crate::worker::messages::{ConnectionSnapshot, DisconnectReason, QpSetup};
 
@@ -149,6 +149,8 @@ pub struct ClientQp {
     pub is_recorded: bool,
     /// Charge of its connection, with the claim of the local port that its client chose.
     pub connection: Option<Charged<PortClaim, 2>>,
+    /// It sends and receives datagrams, or did before an error.
+    pub is_of_datagrams: bool,
     /// The end of its connection is among [`Resources::ends`] already.
     pub end_is_recorded: bool,
     /// Reason of the end of its connection, while the report is held.
@@ -203,6 +205,8 @@ pub struct Client {
     pub cm_channels: BTreeMap<CmChannelId, Charged<Outbox, 3>>,
     /// Address resolutions in progress.
     pub resolutions: BTreeMap<ResolutionId, Charged<ClientResolution>>,
+    /// Address handles, which workers have.
+    pub ahs: BTreeMap<AhId, Charged<()>>,
     pub queues: QueueAllocator,
     next_id: u32,
     pub(super) waiting: Option<DeferredRequest>,
@@ -271,6 +275,7 @@ impl Client {
             departing_qps: BTreeMap::new(),
             cm_channels: BTreeMap::new(),
             resolutions: BTreeMap::new(),
+            ahs: BTreeMap::new(),
             queues: QueueAllocator::new(PageSize::Normal, queue_bytes, id.fault_owner()),
             next_id: 0,
             waiting: None,
@@ -394,6 +399,14 @@ pub struct NumberPool {
 const RESTING_NUMBERS: usize = 1024;
 
 impl NumberPool {
+    /// A pool of the numbers above `reserved`.
+    fn after(reserved: u32) -> NumberPool {
+        NumberPool {
+            last: reserved,
+            ..NumberPool::default()
+        }
+    }
+
     /// Allocates an unused number, starting at 1.
     ///
     /// # Errors
@@ -425,7 +438,9 @@ pub struct Resources {
     pub answered: Vec<ClientId>,
     /// Clients to close, and why: they broke the rules, or do not read their events.
     pub faulty: Vec<(ClientId, String)>,
+    /// Numbers of queue pairs. InfiniBand gives 0 and 1 a meaning of their own.
     pub qpns: NumberPool,
+    pub ahs: NumberPool,
     pub cqs: NumberPool,
     pub srqs: NumberPool,
     pub pds: NumberPool,
@@ -462,7 +477,8 @@ impl Resources {
             clients: BTreeMap::new(),
             answered: Vec::new(),
             faulty: Vec::new(),
-            qpns: NumberPool::default(),
+            qpns: NumberPool::after(1),
+            ahs: NumberPool::default(),
             cqs: NumberPool::default(),
             srqs: NumberPool::default(),
             pds: NumberPool::default(),

@@ -70,24 +70,36 @@ impl FrameForwarder {
     ) -> Option<Mbuf> {
         match steering.classify_frame(mbuf.data()) {
             Destination::Worker(worker) if worker != self.own_index => {
-                let frame = ForwardedFrame {
-                    device,
-                    purpose: ForwardPurpose::Receive(checksum),
-                    mbuf,
-                };
-                match self.push_frame(worker, frame) {
-                    Ok(()) => self.stats.forwarded += 1,
-                    Err(frame) => {
-                        self.stats.dropped += 1;
-                        cache.free(frame.mbuf);
-                    }
-                }
+                self.forward_received(worker, device, (mbuf, checksum), cache);
                 None
             }
             Destination::Worker(_) | Destination::AnyWorker => Some(mbuf),
             Destination::AllWorkers => {
                 self.copy_to_all(steering.worker_count(), device, &mbuf, checksum, cache);
                 Some(mbuf)
+            }
+        }
+    }
+
+    /// Forwards a received frame to the worker that processes it.
+    #[inline]
+    pub(crate) fn forward_received(
+        &mut self,
+        worker: usize,
+        device: usize,
+        (mbuf, checksum): (Mbuf, RxChecksum),
+        cache: &mut MbufCache,
+    ) {
+        let frame = ForwardedFrame {
+            device,
+            purpose: ForwardPurpose::Receive(checksum),
+            mbuf,
+        };
+        match self.push_frame(worker, frame) {
+            Ok(()) => self.stats.forwarded += 1,
+            Err(frame) => {
+                self.stats.dropped += 1;
+                cache.free(frame.mbuf);
             }
         }
     }

@@ -398,6 +398,15 @@ impl PortOutput {
         matches!(&self.path, TxPath::Queue(queue) if queue.has_backlog())
     }
 
+    /// Returns whether there is room for one more frame. Sends the batch if it is full.
+    #[inline]
+    pub fn has_room_for_frame(&mut self, cache: &mut MbufCache) -> bool {
+        if self.batch.is_full() {
+            self.transmit_batch();
+        }
+        !self.batch.is_full() && cache.reserve(BUFFERS_NEEDED)
+    }
+
     /// Hands the batch to the port; frames that do not fit stay in it.
     #[inline]
     pub fn transmit_batch(&mut self) {

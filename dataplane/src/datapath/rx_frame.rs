@@ -239,10 +239,10 @@ impl RxStream for TcpByteStream<'_> {
     }
 }
 
-/// A segment that TCP holds behind a gap.
-pub struct OutOfOrderSegment<'a>(pub &'a RxFrame);
+/// The bytes of a frame: of a segment that TCP holds behind a gap, or of a datagram.
+pub struct FrameBytes<'a>(pub &'a RxFrame);
 
-impl RxStream for OutOfOrderSegment<'_> {
+impl RxStream for FrameBytes<'_> {
     fn available(&self) -> usize {
         self.0.remaining()
     }

@@ -82,6 +82,14 @@ impl Worker {
             Command::EndResolution { client, resolution } => {
                 connections.resolutions.remove(client, resolution);
             }
+            Command::AddAh(request) => connections.add_ah(now, *request),
+            Command::RemoveAh { ah } => connections.remove_ah(ah),
+            Command::StartDatagrams {
+                setup,
+                device,
+                qkey,
+            } => connections.start_datagrams(now, *setup, device, qkey),
+            Command::SetQkey { qpn, qkey } => connections.set_qkey(qpn, qkey),
             Command::Accept {
                 setup,
                 request,

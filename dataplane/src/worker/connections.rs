@@ -22,6 +22,7 @@ use siw_tcp::{ConnId, Instant, IpCidr, LearnedRoutes, TcpInfo, TcpState};
 
 use super::conn_owner::ConnOwner;
 use super::context::{QpView, WorkerContext};
+use super::datagrams::Datagrams;
 use super::deadlines::Deadlines;
 use super::departures::DepartingClients;
 use super::drop_reasons::DropCounts;
@@ -61,6 +62,7 @@ pub(super) struct Connections {
     pub(super) deadlines: Deadlines,
     pub(super) port_mapper: PortMapper,
     pub(super) resolutions: Resolutions,
+    pub(super) datagrams: Datagrams,
     /// Departed clients that still have objects in the worker.
     pub(super) departing: DepartingClients,
     pub(super) cache: MbufCache,
@@ -379,6 +381,12 @@ impl Connections {
             self.stop_listening_on(now, port);
             let (resolutions, mut worker) = self.resolving();
             resolutions.fail_all_on(port, &mut worker);
+            let of_datagrams = self
+                .queue_pairs
+                .select(|queue_pair| queue_pair.port == port && queue_pair.is_of_datagrams());
+            for slot in of_datagrams {
+                self.fail_datagrams(now, slot);
+            }
             let on_port = self
                 .queue_pairs
                 .select(|queue_pair| queue_pair.port == port && queue_pair.uses_port());

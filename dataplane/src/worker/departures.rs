@@ -140,7 +140,8 @@ impl Connections {
         }
         let has_removed = self.context.cqs.remove_next(client)
             || self.context.srqs.remove_next(client)
-            || self.resolutions.remove_next(client);
+            || self.resolutions.remove_next(client)
+            || self.datagrams.remove_next(client);
         if !has_removed && let Some(departing) = self.departing.clients.remove(&client) {
             self.departing.ended.push_back((client, departing.held));
         }

@@ -1,4 +1,5 @@
-//! Named reasons for which connections are refused, not made or lost, counted by each worker.
+//! Named reasons for which connections are refused, not made or lost, and datagrams dropped, counted by
+//! each worker.
 
 use siw_iwarp::TerminateCode;
 use siw_iwarp::mpa::MpaError;
@@ -7,7 +8,7 @@ use super::messages::{ConnectFailure, DisconnectReason};
 
 macro_rules! drop_reasons {
     ($(#[doc = $meaning:literal] $variant:ident = $name:literal;)*) => {
-        /// Why a connection was refused, not made or lost.
+        /// Why a connection was refused, not made or lost, or a datagram dropped.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum DropReason { $(#[doc = $meaning] $variant),* }
 
@@ -95,6 +96,22 @@ drop_reasons! {
     MemoryAccess = "MEMORY_ACCESS";
     /// connection lost: invalid RDMAP message received
     RdmapMessage = "RDMAP_MESSAGE";
+    /// datagram dropped: its headers are incomplete or invalid
+    UdMalformed = "UD_MALFORMED";
+    /// datagram dropped: an operation of RoCE other than UD SEND (RC over RoCE is not served: siwd's RC is iWARP)
+    UdOpcode = "UD_OPCODE";
+    /// datagram dropped: wrong ICRC
+    UdIcrc = "UD_ICRC";
+    /// datagram dropped: no such queue pair of datagrams
+    UdUnknownQueuePair = "UD_UNKNOWN_QP";
+    /// datagram dropped: the P_Key is not the default one
+    UdPkey = "UD_PKEY";
+    /// datagram dropped: Q_Key of another queue pair
+    UdQkey = "UD_QKEY";
+    /// datagram dropped: no receive work request
+    UdNoReceive = "UD_NO_RECEIVE";
+    /// datagram not sent: no route, or the neighbour does not answer any more
+    UdNotSent = "UD_NOT_SENT";
 }
 
 impl DropReason {

@@ -44,6 +44,7 @@
 //! | `Destroying` | the acknowledgement of all data | [`destroy_grace`] since the last progress, at most [`STALL_TIMEOUT`] | RST if data is unacknowledged, removed |
 //! | `Lingering` | the acknowledgement of all requests posted before the client departed | [`STALL_TIMEOUT`] since the last progress, at most TCP's `orphan_timeout` | RST if data is unacknowledged, removed |
 //! | `AwaitingRetries` | nothing: the peer of a paired queue pair has left | [`PAIR_RETRIES`] from the stream's end, or from the first request after it | `Disconnected`, flushed |
+//! | `Datagrams` | nothing: a queue pair of datagrams, see [`datagrams`](super::datagrams) | | |
 //! | `Disconnected` | nothing from a peer: the consumer destroys it or connects again | | |
 //!
 //! Progress of an ending stream is an acknowledgement or data of the peer. A reset would destroy data
@@ -236,8 +237,18 @@ impl Connections {
         if queue_pair.is_some_and(|queue_pair| queue_pair.state.is_connecting()) {
             self.end_set_up(now, slot);
         }
+        let is_of_datagrams = self
+            .queue_pairs
+            .get(slot)
+            .is_some_and(WorkerQp::is_of_datagrams);
+        if is_of_datagrams {
+            self.enter_state(slot, LifecycleState::Disconnected);
+        }
         self.with_queue_pair(slot, |protocol, view| protocol.modify_to_error(view));
         self.report_and_follow(now, slot);
+        if is_of_datagrams {
+            self.post_last_wqe(slot);
+        }
     }
 
     /// Moves a queue pair that never had a connection to ERROR, for its consumer or because its peer
@@ -504,7 +515,7 @@ impl Connections {
 
     /// Publishes the state to the client library and flushes requests that a client posted before it
     /// saw the new state. Sends of a paired queue pair fail later.
-    fn publish_state(&mut self, now: Instant, slot: QpSlot) {
+    pub(super) fn publish_state(&mut self, now: Instant, slot: QpSlot) {
         self.write_state(slot);
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
@@ -545,6 +556,7 @@ impl Connections {
         };
         let protocol = &queue_pair.protocol;
         let state = match protocol.state() {
+            RdmapState::Idle if queue_pair.is_of_datagrams() => control::QpState::Rts,
             RdmapState::Idle => control::QpState::Idle,
             RdmapState::Rts => control::QpState::Rts,
             // The consumer learns from its next send that the peer has left.
@@ -771,6 +783,7 @@ fn consumer_state(queue_pair: &WorkerQp) -> control::QpState {
     let protocol = &queue_pair.protocol;
     let is_draining = protocol.drain_state() != DrainState::Inactive;
     match protocol.state() {
+        RdmapState::Idle if queue_pair.is_of_datagrams() => control::QpState::Rts,
         RdmapState::Idle => control::QpState::Idle,
         RdmapState::Rts if is_draining => control::QpState::Sqd,
         RdmapState::Rts if protocol.is_awaiting_first_fpdu() => control::QpState::Rtr,

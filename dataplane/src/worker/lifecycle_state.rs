@@ -7,6 +7,7 @@ use siw_iwarp::port_mapper::PortMapperMessage;
 use siw_tcp::Instant;
 
 use super::completion_queues::CqeId;
+use super::datagrams::DatagramState;
 use super::messages::ConnectParams;
 use crate::ids::CqId;
 
@@ -43,6 +44,7 @@ pub(super) enum LifecycleState {
     AwaitingRetries {
         deadline: Instant,
     },
+    Datagrams(DatagramState),
     Disconnected,
 }
 
@@ -89,6 +91,7 @@ impl LifecycleState {
             LifecycleState::Destroying { .. } => "destroying",
             LifecycleState::Lingering { .. } => "lingering",
             LifecycleState::AwaitingRetries { .. } => "awaiting retries",
+            LifecycleState::Datagrams(_) => "datagrams",
             LifecycleState::Disconnected => "disconnected",
         }
     }
@@ -107,7 +110,9 @@ impl LifecycleState {
             | LifecycleState::Lingering { deadline, .. }
             | LifecycleState::AwaitingRetries { deadline } => Some(*deadline),
             LifecycleState::Running { wake } => wake.as_ref().map(|wake| wake.at),
-            LifecycleState::Unconnected | LifecycleState::Disconnected => None,
+            LifecycleState::Unconnected
+            | LifecycleState::Datagrams(_)
+            | LifecycleState::Disconnected => None,
         }
     }
 

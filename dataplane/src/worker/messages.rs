@@ -12,7 +12,7 @@ use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
 use siw_shm::control::FinalSend;
 use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
-use siw_tcp::IpCidr;
+use siw_tcp::{DatagramPath, IpCidr};
 
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::drop_reasons::DropCounts;
@@ -21,7 +21,7 @@ use super::new_port::NewPort;
 use super::shared_receive_queues::WorkerSrq;
 use super::slots::PendingSlot;
 use crate::frame_taps::FrameTaps;
-use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, ResolutionId, SrqId};
+use crate::ids::{AhId, ClientId, CmListenerId, CommandToken, CqId, Qpn, ResolutionId, SrqId};
 
 /// Mask of the generation in a [`RequestId`]; the worker lies above it, the slot below.
 pub(super) const GENERATION_MASK: u32 = 0xFF_FFFF;
@@ -135,6 +135,38 @@ pub struct ResolutionRequest {
     pub remote: SocketAddr,
     /// Time after which the neighbour counts as absent.
     pub timeout: Duration,
+    /// Recipient of the outcome.
+    pub report: ResolutionReport,
+}
+
+/// Recipient of the outcome of a resolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResolutionReport {
+    /// The client, by an event ([`Event::Resolved`]).
+    ToClient,
+    /// The request with this token ([`Event::AhResolved`]).
+    ToRequest(CommandToken),
+}
+
+/// An address handle for a worker, whose neighbour is to be resolved.
+#[derive(Debug, Clone)]
+pub struct AhRequest {
+    /// Its number.
+    pub ah: AhId,
+    /// Its client.
+    pub client: ClientId,
+    /// The client's user (uid).
+    pub user: u32,
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// Addresses and fields of the IP header; the source port is the queue pair's.
+    pub path: DatagramPath,
+    /// Number of the resolution.
+    pub resolution: ResolutionId,
+    /// Time after which the neighbour counts as absent.
+    pub timeout: Duration,
+    /// Comes back with the outcome.
+    pub token: CommandToken,
 }
 
 /// Control thread to worker. Executed in order.
@@ -205,7 +237,7 @@ pub enum Command {
         /// Destination and options.
         params: Box<ConnectParams>,
     },
-    /// Resolves the neighbour of a destination; answered with [`Event::Resolved`].
+    /// Resolves the neighbour of a destination; answered as the request says.
     Resolve(Box<ResolutionRequest>),
     /// Ends a resolution, which is not answered any more.
     EndResolution {
@@ -213,6 +245,29 @@ pub enum Command {
         client: ClientId,
         /// Its number.
         resolution: ResolutionId,
+    },
+    /// Adds an address handle; answered with [`Event::AhResolved`].
+    AddAh(Box<AhRequest>),
+    /// Forgets an address handle.
+    RemoveAh {
+        /// Its number.
+        ah: AhId,
+    },
+    /// Installs a queue pair of datagrams.
+    StartDatagrams {
+        /// The queue pair.
+        setup: Box<QpSetup>,
+        /// The device's place in the configuration.
+        device: usize,
+        /// The Q_Key.
+        qkey: u32,
+    },
+    /// Changes the Q_Key of a queue pair of datagrams.
+    SetQkey {
+        /// The queue pair.
+        qpn: Qpn,
+        /// The Q_Key.
+        qkey: u32,
     },
     /// Accepts a connection for the application; answered like [`Command::Connect`].
     Accept {
@@ -509,6 +564,13 @@ pub enum Event {
         resolution: ResolutionId,
         /// The source address with its port, or why there is none.
         outcome: Result<SocketAddr, ResolutionFailure>,
+    },
+    /// The neighbour of an address handle has answered, or not.
+    AhResolved {
+        /// Token of the command.
+        token: CommandToken,
+        /// Why it is not resolved.
+        failure: Option<ResolutionFailure>,
     },
     /// A connection ended.
     Disconnected {

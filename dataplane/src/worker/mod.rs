@@ -21,6 +21,7 @@
 //! | `ParkedQueuePairs` | `parked.rs` | queue pairs whose work waits for something that raises no event |
 //! | `Connections` | `connections.rs`; `receive.rs`, `send.rs`, `lifecycle.rs`, `connect.rs`, `listen.rs` | TCP stacks, queue pairs, their life cycle; the path of a frame and of a work request |
 //! | `StepTrace` | `trace.rs` | during a trace: the arrivals of later steps, and the step to record |
+//! | `Datagrams` | `datagrams.rs` | address handles; queue pairs of unreliable datagrams (UD) over RoCEv2 send and receive there |
 //! | `PortMapper` | `port_mapper.rs` | peers with and without a port mapper, requests without an answer in time |
 //! | `PendingConnections`, `PortListeners` | `pending_connections.rs`, `listener_options.rs` | connections that no queue pair has taken yet; listeners |
 //! | `CqTable`, `SrqTable` | `completion_queues.rs`, `shared_receive_queues.rs` | completions and the events of completion channels; shared receive queues |
@@ -40,6 +41,7 @@ mod conn_owner;
 mod connect;
 mod connections;
 pub(crate) mod context;
+mod datagrams;
 mod deadlines;
 mod departures;
 pub mod drop_reasons;
@@ -98,6 +100,7 @@ use crate::datapath::timer_hold::TimerHold;
 use awaited_frames::FrameReleases;
 use connections::{Connections, ReceiveWaits};
 use context::WorkerContext;
+use datagrams::Datagrams;
 use deadlines::Deadlines;
 use departures::DepartingClients;
 use drop_reasons::DropCounts;
@@ -186,6 +189,7 @@ impl Worker {
             deadlines: Deadlines::default(),
             port_mapper: PortMapper::default(),
             resolutions: Resolutions::default(),
+            datagrams: Datagrams::default(),
             departing: DepartingClients::default(),
             cache: MbufCache::new(&config.pool),
             placed_out_of_order: 0,

@@ -20,7 +20,7 @@ use super::parked::Wait;
 use super::slots::QpSlot;
 use super::thresholds::THRESHOLDS;
 use super::trace::{StepHook, StepTrace, Untraced, traced};
-use crate::datapath::rx_frame::{OutOfOrderSegment, TcpByteStream};
+use crate::datapath::rx_frame::{FrameBytes, TcpByteStream};
 
 /// Events that end a connection for its owner.
 pub(super) const CONNECTION_ENDED: Events = Events::CLOSED
@@ -63,6 +63,9 @@ impl Worker {
             hook.begin_arrivals(self, now);
             any |= self.receive_burst(now, port);
             hook.on_received(&self.connections);
+            if self.connections.ports[port].stack.has_roce_datagrams() {
+                self.receive_datagrams(now, port);
+            }
             any |= self.connections.handle_events(now, port);
             if hook.end_arrivals(self, now) {
                 return any;
@@ -442,8 +445,7 @@ impl Connections {
         self.ports[port]
             .stack
             .for_each_out_of_order(conn, |offset, frame| {
-                let segment = OutOfOrderSegment(frame);
-                placed += protocol.receive_out_of_order(&mut view, offset, &segment);
+                placed += protocol.receive_out_of_order(&mut view, offset, &FrameBytes(frame));
             });
         self.placed_out_of_order += u64::from(placed);
     }

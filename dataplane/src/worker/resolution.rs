@@ -10,7 +10,7 @@ use siw_iwarp::TxRecord;
 use siw_tcp::{Instant, QuotaOwner, StackError};
 
 use super::deadlines::{DeadlineOwner, Deadlines};
-use super::messages::{Event, ResolutionFailure, ResolutionRequest};
+use super::messages::{Event, ResolutionFailure, ResolutionReport, ResolutionRequest};
 use crate::datapath::port::WorkerPort;
 use crate::ids::{ClientId, ResolutionId};
 
@@ -64,7 +64,7 @@ impl Resolutions {
         worker: &mut ResolvingWorker<'_>,
     ) {
         let mut ports = worker.ports.iter();
-        let (client, number) = (request.client, request.resolution);
+        let (client, number, report) = (request.client, request.resolution, request.report);
         match ports.position(|port| port.device == request.device) {
             Some(port) => {
                 let begin = now;
@@ -76,7 +76,10 @@ impl Resolutions {
                 self.0.insert((client, number), started);
                 self.look_up(now, client, number, worker);
             }
-            None => self.end(client, number, Err(ResolutionFailure::NoDevice), worker),
+            None => {
+                let outcome = Err(ResolutionFailure::NoDevice);
+                self.end((client, number, report), outcome, worker);
+            }
         }
     }
 
@@ -98,7 +101,7 @@ impl Resolutions {
             user: request.user,
         };
         let stack = &mut worker.ports[resolution.port].stack;
-        let (local, remote) = (request.local, request.remote);
+        let (local, remote, report) = (request.local, request.remote, request.report);
         let outcome = match stack.resolve_neighbour(now, owner, remote.ip()) {
             Ok(true) if local.port() != 0 => Ok(local),
             Ok(true) => stack
@@ -116,21 +119,26 @@ impl Resolutions {
             }
             Err(error) => Err(ResolutionFailure::Local(error)),
         };
-        self.end(client, number, outcome, worker);
+        self.end((client, number, report), outcome, worker);
     }
 
     fn end(
         &mut self,
-        client: ClientId,
-        resolution: ResolutionId,
+        (client, resolution, report): (ClientId, ResolutionId, ResolutionReport),
         outcome: Result<SocketAddr, ResolutionFailure>,
         worker: &mut ResolvingWorker<'_>,
     ) {
         self.remove(client, resolution);
-        worker.events.push_back(Event::Resolved {
-            client,
-            resolution,
-            outcome,
+        worker.events.push_back(match report {
+            ResolutionReport::ToClient => Event::Resolved {
+                client,
+                resolution,
+                outcome,
+            },
+            ResolutionReport::ToRequest(token) => Event::AhResolved {
+                token,
+                failure: outcome.err(),
+            },
         });
     }
 
@@ -139,10 +147,10 @@ impl Resolutions {
         let all = self.0.iter();
         let on_port: Vec<_> = all
             .filter(|(_, resolution)| resolution.port == port)
-            .map(|(key, _)| *key)
+            .map(|(&(client, number), resolution)| (client, number, resolution.request.report))
             .collect();
-        for (client, number) in on_port {
-            self.end(client, number, Err(ResolutionFailure::NoDevice), worker);
+        for ended in on_port {
+            self.end(ended, Err(ResolutionFailure::NoDevice), worker);
         }
     }
 }

@@ -122,7 +122,14 @@ impl Connections {
         }
         queue_pair.is_ready = false;
         queue_pair.rings.is_sq_drained = false;
-        if queue_pair.state.has_stream() && self.send_from(now, slot) {
+        let has_more = if queue_pair.state.has_stream() {
+            self.send_from(now, slot)
+        } else if queue_pair.is_of_datagrams() {
+            self.send_datagrams(now, slot)
+        } else {
+            false
+        };
+        if has_more {
             self.mark_ready(slot);
         }
     }

@@ -109,6 +109,13 @@ impl WorkerQp {
     #[inline]
     pub(super) fn is_streaming(&self) -> bool {
         self.state.has_stream() && self.protocol.state() == RdmapState::Rts
+            || self.is_of_datagrams()
+    }
+
+    /// True if it sends and receives datagrams.
+    #[inline]
+    pub(super) fn is_of_datagrams(&self) -> bool {
+        matches!(self.state, LifecycleState::Datagrams(_))
     }
 
     /// True if an acknowledgement may let it send more. After a turn that emptied the send queue it

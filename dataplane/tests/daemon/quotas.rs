@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use crate::common::*;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use siw::{
-    Arena, CmChannel, CmEvent, CmListener, CompletionChannel, ConnectOptions, Context, Error,
+    Arena, CONTROLLED_QKEY, CmChannel, CmEvent, CmListener, CompletionChannel, ConnectOptions,
+    Context, Error,
 };
 use siw_shm::control::messages as m;
 use siw_shm::control::{CallError, ControlSocket};
@@ -272,6 +273,13 @@ fn helper_of_another_user() {
             let _ = std::io::stdin().read(&mut [0]);
         }
         "statistics" => println!("\nsaid: {}", open().unwrap().read_stats().unwrap()),
+        "controlled Q_Key" => {
+            let end = End::new(&open().unwrap(), 64);
+            let refused = end.qp.start_datagrams(0, 1 | CONTROLLED_QKEY).unwrap_err();
+            end.qp.start_datagrams(0, 1).unwrap();
+            let changed = end.qp.start_datagrams(0, CONTROLLED_QKEY).unwrap_err();
+            println!("\nsaid: {} {} {refused}", refused.errno(), changed.errno());
+        }
         "neighbours" => {
             let clients: Vec<Context> = (0..3).map(|_| open().unwrap()).collect();
             let mut asking = Vec::new();
@@ -302,6 +310,21 @@ fn why_not_connected(end: &End) -> String {
         Ok(CmEvent::ConnectError(info)) => format!("{} {}", info.errno, info.reason),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn only_operators_set_controlled_q_keys() {
+    let d = Daemon::loopback();
+    let Some(mut child) = other_user(&d, "controlled Q_Key", NOBODY) else {
+        return;
+    };
+    let said = said_by(&mut child);
+    let eperm = nix::libc::EPERM;
+    assert!(said.starts_with(&format!("{eperm} {eperm} ")), "{said}");
+    assert!(said.contains("only operators may set it"), "{said}");
+    child.wait().unwrap();
+    let end = End::new(&d.context(), 64);
+    end.qp.start_datagrams(0, CONTROLLED_QKEY).unwrap();
 }
 
 /// One client may wait for two address resolutions, one user for three. The table has room for

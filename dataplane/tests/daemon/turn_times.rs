@@ -268,6 +268,24 @@ impl Requests {
             });
             self.call(&m::QueryQp { qp_num, reserved });
         }
+        self.call(&m::StartDatagrams {
+            qp_num,
+            device,
+            qkey: 1,
+            reserved,
+        });
+        let made = self.call(&m::CreateAh {
+            device,
+            hop_limit: 0,
+            traffic_class: 0,
+            reserved: 0,
+            flow_label: 0,
+            timeout_ms: 0,
+            local: m::Addr::NONE,
+            remote: address("10.77.0.2:0"),
+        });
+        let ah = made.id;
+        self.call(&m::DestroyAh { ah, reserved });
         self.call(&m::DestroyQp { qp_num, reserved });
     }
 

@@ -6,6 +6,7 @@ mod common;
 
 mod linux_matrix;
 mod linux_programs;
+mod linux_rxe;
 mod linux_siw;
 mod qemu_migration;
 mod siw_lab;

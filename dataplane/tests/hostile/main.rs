@@ -9,3 +9,4 @@ mod hostile_flood;
 mod hostile_frames;
 mod hostile_memory;
 mod hostile_rings;
+mod roce_datagrams;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::common::net::{Netns, lacks_network, missing_program};
 use crate::common::typing::{Typist, echo};
 use crate::common::*;
-use siw::CmListener;
+use siw::{AhAttr, CmListener};
 
 /// Addresses of the kernels and daemons; the near kernel and its siwd have the same ones.
 const SHARED: &str = "10.77.0.1";
@@ -222,6 +222,10 @@ fn a_port_belongs_to_linux_or_to_siwd() {
     let end = End::new(&near.context(), 4096);
     let at = |port: u16| SocketAddr::new(ip(SHARED), port);
     let bind = |to: SocketAddr| net.near.run(|| TcpListener::bind(to));
+    // The port of datagrams is Linux's.
+    let to_far = AhAttr::new(0, ip(FAR_KERNEL));
+    let refused = end.ctx.create_ah(&to_far).unwrap_err();
+    assert!(refused.to_string().contains("the kernel has"), "{refused}");
     // Linux owns the port first.
     let linux = bind(at(0)).unwrap();
     let port = linux.local_addr().unwrap().port();

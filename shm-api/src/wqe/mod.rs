@@ -11,6 +11,9 @@
 //! 48  arg0 arg1 (atomics)          / starts here
 //! ```
 //!
+//! Datagrams: the address handle is in the place of rkey, the number of the destination's queue pair in
+//! the low half of remote_addr, and the Q_Key in its high half.
+//!
 //! Atomics: arg0 is the value to add or the new value, arg1 the value to compare. Masks other than
 //! those of plain 64-bit operations follow in a second slot, in the same order.
 //!

@@ -151,6 +151,16 @@ impl<'a> SendWr<'a> {
         }
     }
 
+    /// Sends to queue pair `qpn` at the host of address handle `ah` with Q_Key `qkey`; for queue pairs of
+    /// datagrams. The request is a SEND, with or without immediate data.
+    pub fn with_destination(self, ah: u32, qpn: u32, qkey: u32) -> Self {
+        SendWr {
+            rkey: ah,
+            remote_addr: u64::from(qkey) << 32 | u64::from(qpn),
+            ..self
+        }
+    }
+
     /// Replaces the flags.
     pub fn with_flags(self, flags: WrFlags) -> Self {
         SendWr { flags, ..self }
@@ -418,6 +428,14 @@ impl SendWqe {
             compare: self.payload.0[4],
             compare_mask: self.payload.0[5],
         })
+    }
+
+    /// Address handle, queue pair number and Q_Key of a datagram's destination; see
+    /// [`SendWr::with_destination`].
+    #[inline]
+    pub fn destination(&self) -> (u32, u32, u32) {
+        let (qpn, qkey) = (self.remote_addr as u32, (self.remote_addr >> 32) as u32);
+        (self.rkey, qpn, qkey)
     }
 
     /// Returns whether it completes visibly even on success.

@@ -4,6 +4,7 @@
 //!
 //! The key is symmetric, so that both directions of a flow belong to the same worker: a connection to
 //! the device's own address stays within one worker, as does one between two devices of these workers.
+//! Datagrams of RoCEv2 have no flow: queue pair number modulo the number of workers selects the worker.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -14,12 +15,14 @@ use crate::wire::bytes::read_u16;
 use crate::wire::constants::{
     ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, IPV4_FRAGMENT_MASK,
     IPV4_HEADER_LEN, IPV6_HEADER_LEN, PORT_MAPPER_PORT, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
-    PROTOCOL_TCP, PROTOCOL_UDP,
+    PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT,
 };
 use crate::wire::extension_headers;
 
 /// Number of slots if the port has no indirection table.
 const SLOTS: u32 = 512;
+/// Place of the destination's queue pair number in a datagram of RoCEv2, from the UDP header on.
+const ROCE_QPN: core::ops::Range<usize> = 13..16;
 
 /// The workers that process a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +94,26 @@ impl Steering {
         }
     }
 
+    /// Returns the worker that has the queue pair of datagrams with this number.
+    #[inline]
+    pub fn owner_of_datagrams(&self, qpn: u32) -> usize {
+        (qpn % self.worker_count) as usize
+    }
+
+    /// Selects the workers for a UDP datagram.
+    fn steer_udp(&self, udp: &[u8]) -> Option<Destination> {
+        match read_u16(udp.get(..4)?, 2) {
+            // Each worker has its own requests to port mappers.
+            PORT_MAPPER_PORT => Some(Destination::AllWorkers),
+            ROCE_PORT => {
+                let number = udp.get(ROCE_QPN)?;
+                let qpn = u32::from_be_bytes([0, number[0], number[1], number[2]]);
+                Some(Destination::Worker(self.owner_of_datagrams(qpn)))
+            }
+            _ => None,
+        }
+    }
+
     /// Classifies a received frame by its first bytes, which begin with the Ethernet header. A
     /// frame that is not a complete TCP segment may go to any worker: the stack counts and drops
     /// it.
@@ -126,9 +149,7 @@ impl Steering {
                     PROTOCOL_ICMP => {
                         matches!(ip.get(len)?, 3 | 11 | 12).then_some(Destination::AllWorkers)
                     }
-                    // Each worker has its own requests to port mappers.
-                    PROTOCOL_UDP => (read_u16(ip.get(len..len + 4)?, 2) == PORT_MAPPER_PORT)
-                        .then_some(Destination::AllWorkers),
+                    PROTOCOL_UDP => self.steer_udp(ip.get(len..)?),
                     _ => None,
                 }
             }
@@ -151,8 +172,7 @@ impl Steering {
                     // advertisement (RFC 4861 section 4).
                     PROTOCOL_ICMPV6 => matches!(ip.get(at)?, 0..=127 | 135 | 136)
                         .then_some(Destination::AllWorkers),
-                    PROTOCOL_UDP => (read_u16(ip.get(at..at + 4)?, 2) == PORT_MAPPER_PORT)
-                        .then_some(Destination::AllWorkers),
+                    PROTOCOL_UDP => self.steer_udp(ip.get(at..)?),
                     extension_headers::FRAGMENT => Some(Destination::AllWorkers),
                     _ => None,
                 }
@@ -255,6 +275,19 @@ mod tests {
         for (i, worker) in table.iter().enumerate() {
             assert_eq!(steering.worker(i as u32 + 128 * 77), usize::from(*worker));
         }
+    }
+
+    #[test]
+    fn datagrams_of_rocev2_go_to_the_worker_of_their_queue_pair() {
+        let steering = Steering::new(3, 0);
+        let mut frame = tcp_v4(false, [10, 0, 0, 2], [10, 0, 0, 1], [0xc000, 4791]);
+        frame[14 + 9] = 17;
+        assert_eq!(steering.classify_frame(&frame), Destination::AnyWorker);
+        frame.extend_from_slice(&[0; 4 + 5]);
+        frame.extend_from_slice(&[1, 0, 7]);
+        let owner = steering.owner_of_datagrams(0x01_0007);
+        assert_eq!(owner, 65543 % 3);
+        assert_eq!(steering.classify_frame(&frame), Destination::Worker(owner));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! UDP datagrams of the iWARP port mapper, the only ones that are received. They are few and short, and
+//! UDP datagrams of the iWARP port mapper (those of RoCEv2: `roce.rs`). They are few and short, and
 //! leave no state here: the owner of the stack takes them after each burst and answers or drops them.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,7 +14,8 @@ use crate::wire::constants::{
     PORT_MAPPER_PORT, PROTOCOL_UDP,
 };
 
-const UDP_HEADER_LEN: usize = 8;
+/// Bytes of a UDP header.
+pub(super) const UDP_HEADER_LEN: usize = 8;
 /// Longest message of the port mapper.
 const PAYLOAD_MAX: usize = 64;
 /// Maximum number of events until the owner takes them.
@@ -77,7 +78,8 @@ impl PortMapperInbox {
         origin: &Origin,
         packet: &[u8],
     ) -> bool {
-        let Some(udp) = udp_to_port_mapper(packet).filter(|_| shared.config.port_mapper) else {
+        let udp = udp_to_port(packet, PORT_MAPPER_PORT);
+        let Some(udp) = udp.filter(|_| shared.config.port_mapper) else {
             return false;
         };
         // The classification counted it as a protocol without a user.
@@ -119,7 +121,7 @@ impl PortMapperInbox {
     /// Processes an ICMP error that quotes `quoted`, a packet of ours from its IP header on, if that is a
     /// datagram to a port mapper. `head`: type and code.
     pub(super) fn take_error(&mut self, shared: &mut SharedState, head: &[u8], quoted: &[u8]) {
-        if !shared.config.port_mapper || udp_to_port_mapper(quoted).is_none() {
+        if !shared.config.port_mapper || udp_to_port(quoted, PORT_MAPPER_PORT).is_none() {
             return;
         }
         let target: IpAddr = if quoted[0] >> 4 == 4 {
@@ -187,9 +189,8 @@ impl SharedState {
     }
 }
 
-/// Returns the UDP header and payload of a packet whose destination is the port mapper's port. Packets
-/// with extension headers are none.
-fn udp_to_port_mapper(packet: &[u8]) -> Option<&[u8]> {
+/// Returns the UDP header and payload of a packet to this port. Packets with extension headers are none.
+pub(super) fn udp_to_port(packet: &[u8], port: u16) -> Option<&[u8]> {
     let (protocol, header) = match packet.first()? >> 4 {
         4 => (*packet.get(9)?, usize::from(packet[0] & 15) * 4),
         6 => (*packet.get(6)?, IPV6_HEADER_LEN),
@@ -197,7 +198,7 @@ fn udp_to_port_mapper(packet: &[u8]) -> Option<&[u8]> {
     };
     let udp = packet.get(header.max(IPV4_HEADER_LEN)..)?;
     let is_udp = protocol == PROTOCOL_UDP && udp.len() >= UDP_HEADER_LEN;
-    (is_udp && read_u16(udp, 2) == PORT_MAPPER_PORT).then_some(udp)
+    (is_udp && read_u16(udp, 2) == port).then_some(udp)
 }
 
 /// Sum over the pseudo-header and the datagram.

@@ -11,7 +11,7 @@
 //! | ICMP error | ours | both | the kernel's |
 //! | other ICMP | ours | the kernel's | the kernel's |
 //! | fragment of TCP | ours | ours | the kernel's |
-//! | UDP to the port mapper | ours | the kernel's | the kernel's |
+//! | UDP to the port mapper, or to the port of RoCEv2 | ours | the kernel's | the kernel's |
 //! | other fragment, other protocol | ours (ICMP error) | the kernel's | the kernel's |
 //! | neither IP nor ARP | | | the kernel's |
 //!

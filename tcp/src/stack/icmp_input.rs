@@ -106,15 +106,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 } else {
                     Some(dst)
                 };
-                if let Some(dst) = dst
-                    && !self.port_mapper.take_datagram(
-                        &mut self.shared,
-                        &origin(src, dst),
-                        frame.chunk(),
-                    )
-                {
-                    self.reject_packet(now, &origin(src, dst), error, frame.chunk());
+                let Some(dst) = dst else { return };
+                let (shared, ends) = (&mut self.shared, origin(src, dst));
+                if self.port_mapper.take_datagram(shared, &ends, frame.chunk()) {
+                    return;
                 }
+                let frame = match group {
+                    false => self.roce.take_datagram(shared, &ends, frame, stripped),
+                    true => Err(frame),
+                };
+                if let Err(frame) = frame {
+                    self.reject_packet(now, &ends, error, frame.chunk());
+                }
+                return;
             }
             FrameContent::Arp => self.on_arp(now, frame.chunk()),
             FrameContent::Icmpv4 { src, dst } => {

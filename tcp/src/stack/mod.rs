@@ -6,6 +6,7 @@ mod host_path;
 mod icmp_input;
 mod open;
 pub(crate) mod receive;
+pub(crate) mod roce;
 mod slots;
 mod syn_cookies;
 #[cfg(feature = "test-hooks")]
@@ -41,6 +42,7 @@ use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::datagrams::{Datagram, DatagramOutcome, PortMapperEvent, PortMapperInbox};
 use crate::stack::host_path::HostFrames;
 use crate::stack::receive::RxPipeline;
+use crate::stack::roce::RoceInbox;
 use crate::stack::slots::Slots;
 use crate::wire::constants::PORT_MAPPER_PORT;
 
@@ -110,6 +112,7 @@ pub struct Stack<B: RecvBuf, R> {
     pub(crate) fragments: ReassemblyTable<B>,
     host_frames: HostFrames<B>,
     port_mapper: PortMapperInbox,
+    roce: RoceInbox<B>,
     pub(crate) shared: SharedState,
 }
 
@@ -145,6 +148,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             fragments: ReassemblyTable::new(),
             host_frames: HostFrames::new(&shared.config),
             port_mapper: PortMapperInbox::default(),
+            roce: RoceInbox::default(),
             shared,
         })
     }

@@ -35,6 +35,8 @@ pub(crate) const PROTOCOL_TCP: u8 = 6;
 pub(crate) const PROTOCOL_UDP: u8 = 17;
 /// UDP port of the iWARP port mapper.
 pub(crate) const PORT_MAPPER_PORT: u16 = 3935;
+/// UDP port of RoCEv2.
+pub(crate) const ROCE_PORT: u16 = 4791;
 pub(crate) const PROTOCOL_ICMPV6: u8 = 58;
 
 /// Congestion Experienced in the ECN field (RFC 3168 section 5).

@@ -29,6 +29,7 @@ mod orphans;
 mod out_of_order;
 mod path_mtu;
 mod recovery;
+mod roce_datagrams;
 mod routes;
 mod scale;
 mod seeds;

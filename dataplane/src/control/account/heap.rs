@@ -20,7 +20,7 @@ use crate::control::memory::client_memory::{
 use crate::control::operator::flight_recorder::Recording;
 use crate::control::resources::{Client, ClientQp, ClientSrq, CompletionQueue};
 use crate::control::threads::helpers::Helpers;
-use crate::ids::{ArenaId, ClientId, CmListenerId, CqId, PdId, Qpn, SrqId};
+use crate::ids::{AhId, ArenaId, ClientId, CmListenerId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::shared_receive_queues::WorkerSrq;
 
@@ -28,6 +28,8 @@ use crate::worker::shared_receive_queues::WorkerSrq;
 const WORKER_CLIENT: usize = 1024;
 /// Worker's state of one queue pair with its connection.
 const WORKER_QP: usize = 6144;
+/// Worker's state of one address handle, whose table doubles when it is full.
+const WORKER_AH: usize = 256;
 /// Worker's state of one listener.
 const WORKER_LISTENER: usize = 512;
 
@@ -66,6 +68,7 @@ pub fn heap_of_one(quota: Quota, workers: u64) -> u64 {
                 + workers * (boxed::<WorkerCq>() + map_entry::<CqId, WorkerCq>())
         }
         Quota::ProtectionDomains => map_entry::<PdId, Charged<ProtectionDomain>>() + ALLOCATION,
+        Quota::AddressHandles => map_entry::<AhId, Charged<()>>() + workers * WORKER_AH,
         Quota::MemoryKeys => {
             boxed::<RegisteredMemory>()
                 + map_entry::<PdId, Charged<MemoryRegion, 2>>()

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
+use siw_shm::control::MAX_AH;
 
 use crate::config::LimitsConfig;
 use crate::control::request::refusal::Refusal;
@@ -36,6 +37,8 @@ pub enum Quota {
     CompletionQueues,
     /// Protection domains.
     ProtectionDomains,
+    /// Address handles.
+    AddressHandles,
     /// Memory regions and windows.
     MemoryKeys,
     /// Bytes of arenas, queues, doorbells, socket buffers, and the daemon's own memory.
@@ -67,6 +70,7 @@ impl Quota {
         Quota::SharedReceiveQueues,
         Quota::CompletionQueues,
         Quota::ProtectionDomains,
+        Quota::AddressHandles,
         Quota::MemoryKeys,
         Quota::Memory,
         Quota::Heap,
@@ -86,6 +90,7 @@ impl Quota {
             Quota::SharedReceiveQueues => ("shared receive queues", "queue_pairs"),
             Quota::CompletionQueues => ("completion queues", "completion_queues"),
             Quota::ProtectionDomains => ("protection domains", "protection_domains"),
+            Quota::AddressHandles => ("address handles", "address_handles"),
             Quota::MemoryKeys => ("memory regions and windows", "memory_regions"),
             Quota::Memory => ("bytes of memory", "memory"),
             Quota::Heap => ("bytes of siwd's own memory", "memory"),
@@ -192,6 +197,7 @@ impl QuotaLimits {
                     UNLIMITED,
                 ),
                 Quota::ProtectionDomains => (MAX_PD.into(), 4 * u64::from(MAX_PD), UNLIMITED),
+                Quota::AddressHandles => (MAX_AH.into(), 4 * u64::from(MAX_AH), UNLIMITED),
                 Quota::MemoryKeys => (
                     limits.memory_regions_per_client.into(),
                     u64::from(limits.memory_regions_per_user).min((host.memory_keys / 2).max(1)),
@@ -267,7 +273,7 @@ impl std::fmt::Display for OverQuota {
             )?,
         }
         match self.quota {
-            Quota::ProtectionDomains => Ok(()),
+            Quota::ProtectionDomains | Quota::AddressHandles => Ok(()),
             // This limit comes from DPDK, not from [limits].
             Quota::NicArenas => f.write_str(
                 ", by what DPDK can map; use fewer and larger arenas, or tx_payload = \"copy\"",

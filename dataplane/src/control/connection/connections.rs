@@ -35,7 +35,8 @@ use crate::control::resources::{ClientResolution, QpPhase, Resources};
 use crate::control::threads::workers::WorkerSet;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn, ResolutionId};
 use crate::worker::messages::{
-    Command, ConnectFailure, ConnectParams, RequestId, ResolutionFailure, ResolutionRequest,
+    Command, ConnectFailure, ConnectParams, RequestId, ResolutionFailure, ResolutionReport,
+    ResolutionRequest,
 };
 
 /// Maximum number of retries of a refused connect that a client may request.
@@ -831,6 +832,7 @@ pub(in crate::control) fn start_resolution(
         local,
         remote,
         timeout: Duration::from_millis(request.timeout_ms.min(MAX_RESOLUTION_MS).into()),
+        report: ResolutionReport::ToClient,
     };
     let reply = m::IdReply {
         id: resolution.0,

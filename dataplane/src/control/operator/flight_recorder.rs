@@ -292,6 +292,7 @@ pub(in crate::control) fn named_queue_pair(request: &Request) -> Option<(Qpn, Op
             let with = format!("queue pair {} of {peer}", request.peer_qp_num);
             (Qpn(request.qp_num), Some(with))
         }
+        Request::StartDatagrams(request) => (Qpn(request.qp_num), None),
         Request::Disconnect(request) => (Qpn(request.qp_num), None),
         Request::DestroyQp(request) => (Qpn(request.qp_num), None),
         _ => return None,

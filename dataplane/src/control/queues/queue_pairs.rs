@@ -135,6 +135,7 @@ pub(in crate::control) fn create_qp(
             worker: 0,
             cookie: 0,
             cm_channel: None,
+            is_of_datagrams: false,
             end_is_recorded: false,
             held_disconnect: None,
             device: 0,
@@ -343,6 +344,7 @@ pub(in crate::control) fn reset_qp(
         qp.connection = None;
         qp.phase = QpPhase::Detached;
         qp.state = m::QpState::Idle;
+        qp.is_of_datagrams = false;
         (qp.worker, qp.ird, qp.ord) = (0, 0, 0);
         (qp.local, qp.peer) = (m::Addr::NONE, m::Addr::NONE);
     }

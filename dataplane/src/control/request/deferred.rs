@@ -16,8 +16,8 @@ use crate::control::account::quotas::Charge;
 use crate::control::memory::client_memory::{ArenaOrigin, ClientMemory};
 use crate::control::resources::Resources;
 use crate::control::threads::reports::MadeArena;
-use crate::ids::{CommandToken, CqId, Qpn, SrqId};
-use crate::worker::messages::{ConnectionSnapshot, QpInfo};
+use crate::ids::{AhId, CommandToken, CqId, Qpn, SrqId};
+use crate::worker::messages::{ConnectionSnapshot, QpInfo, ResolutionFailure};
 
 /// A request without a reply so far: its kind, the sequence number of its reply, and what it waits for.
 pub(in crate::control) struct DeferredRequest {
@@ -49,6 +49,13 @@ pub(in crate::control) enum Then {
     ReadOn,
     /// The worker has described the queue pair, for MODIFY_QP or QUERY_QP.
     ReplyQpState { qpn: Qpn, modify: bool },
+    /// The workers have the address handle; its neighbour has answered them, or not.
+    ReplyAh {
+        ah: AhId,
+        failure: Option<ResolutionFailure>,
+    },
+    /// The worker has the queue pair of datagrams, and its Q_Key.
+    ReplyDatagrams,
     /// The worker has released the queue pair, which is reset.
     ResetQp(Qpn),
     /// The worker has released the queue pair, which is freed.

@@ -26,6 +26,7 @@
 
 mod completion;
 mod connection;
+mod datagram;
 mod event;
 mod extents;
 mod inspect;
@@ -37,6 +38,7 @@ mod values;
 
 pub use completion::*;
 pub use connection::*;
+pub use datagram::*;
 pub use event::*;
 pub use extents::*;
 pub use inspect::*;
@@ -73,6 +75,9 @@ pub const FEATURE_QUIET_DRAIN: u32 = 32;
 /// Feature: the library waits for a free slot of a doorbell ring, so [`HelloReply::doorbell_capacity`] may
 /// be less than the number of doorbells of all its queue pairs.
 pub const FEATURE_DOORBELL_WAIT: u32 = 64;
+/// Feature: queue pairs of datagrams: [`CreateAh`], [`DestroyAh`], [`StartDatagrams`], and
+/// [`Wc::src_qp`](crate::Wc::src_qp).
+pub const FEATURE_DATAGRAMS: u32 = 128;
 /// The optional features that this side knows.
 pub const FEATURES: u32 = FEATURE_RESOLUTION
     | FEATURE_FAILURE_MARKS
@@ -80,7 +85,8 @@ pub const FEATURES: u32 = FEATURE_RESOLUTION
     | FEATURE_OWN_FILES
     | FEATURE_GIDS
     | FEATURE_QUIET_DRAIN
-    | FEATURE_DOORBELL_WAIT;
+    | FEATURE_DOORBELL_WAIT
+    | FEATURE_DATAGRAMS;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.
@@ -155,6 +161,9 @@ macro_rules! for_each_message {
             29 PairQp -> Empty;
             30 StartResolution -> IdReply;
             31 EndResolution -> Empty;
+            32 CreateAh -> IdReply;
+            33 DestroyAh -> Empty;
+            34 StartDatagrams -> Empty;
             50 ReregMr -> MrReply;
             51 AllocFastMr -> FastMrReply;
             52 AllocMw -> MwReply;
@@ -212,6 +221,7 @@ pub struct IdReply {
 const _: () = assert!(size_of::<Header>() == 24 && size_of::<Addr>() == 24);
 const _: () = assert!(size_of::<ClientHello>() == 80 && size_of::<HelloReply>() == 184);
 const _: () = assert!(size_of::<Limits>() == 96 && size_of::<QueueRef>() == 24);
+const _: () = assert!(size_of::<CreateAh>() == 64 && size_of::<StartDatagrams>() == 16);
 const _: () = assert!(size_of::<SrqReply>() == 48 && size_of::<ModifySrq>() == 16);
 const _: () = assert!(size_of::<QpStateReply>() == 72 && size_of::<CqReply>() == 40);
 const _: () = assert!(size_of::<RegMemory>() + size_of::<Header>() <= MAX_PACKET);

@@ -1,0 +1,639 @@
+//! Unreliable datagrams (UD) over RoCEv2: queue pairs without a connection, and address handles.
+//!
+//! ```text
+//! turn of a queue pair -> compose() -> Stack::roce_headers, ICRC -> Stack::send_roce -> port
+//! Stack::next_roce_datagram -> on_datagram() -+-> deliver(): checks, placement, completion
+//!                                             '-> the worker that has the queue pair
+//! ```
+//! A queue pair of datagrams is in the worker that its number selects ([`Steering::owner_of_datagrams`]),
+//! so that each worker knows where a datagram belongs. A datagram is copied twice at its sender: the ICRC
+//! must be that of the bytes that leave, which the client may change meanwhile.
+//!
+//! [`Steering::owner_of_datagrams`]: siw_tcp::Steering::owner_of_datagrams
+
+use std::net::SocketAddr;
+
+use dpdk::{Mbuf, MbufCache};
+use siw_iwarp::{QpEnv, QpEvent, RingFault, RxStream, TxRecord};
+use siw_memory::{KeyError, KeyReader, Stag};
+use siw_roce::{
+    DEFAULT_PKEY, HEADERS_MAX, ICRC_LEN, Icrc, MAX_QPN, PKEY_MASK, UdError, UdHeader,
+    destination_qpn, pad_of, path_mtu,
+};
+use siw_shm::control::{CONTROLLED_QKEY, GRH_LEN};
+use siw_shm::{Access, Opcode, SendWqe, Sge, Wc, WcFlags, WcOpcode, WcStatus, WrFlags};
+use siw_tcp::{
+    DatagramError, DatagramHeaders, DatagramPath, Instant, QuotaOwner, RecvBuf, RoceDatagram,
+    RxChecksum,
+};
+
+use super::Worker;
+use super::connections::Connections;
+use super::drop_reasons::DropReason;
+use super::lifecycle_state::LifecycleState;
+use super::messages::{AhRequest, Event, QpSetup, ResolutionReport, ResolutionRequest};
+use super::owned_objects::OwnedObjects;
+use super::slots::QpSlot;
+use super::thresholds::THRESHOLDS;
+use crate::datapath::output::{PortSink, RecordWriter, TxFrame};
+use crate::datapath::port::WorkerPort;
+use crate::datapath::rx_frame::{FrameBytes, RxFrame};
+use crate::ids::{AhId, ClientId, Qpn};
+
+const UDP_LEN: usize = 8;
+/// Bytes of the longest datagram behind UDP.
+const DATAGRAM_MAX: usize = HEADERS_MAX + PAYLOAD_MAX + 3 + ICRC_LEN;
+/// Largest path MTU.
+const PAYLOAD_MAX: usize = 4096;
+/// First of the UDP source ports, which tell the flows apart for routers with several paths.
+const FIRST_SOURCE_PORT: u16 = 0xc000;
+
+/// State of a queue pair of datagrams.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DatagramState {
+    /// Protection domain of its memory.
+    pub(super) pd: u32,
+    pub(super) qkey: u32,
+    /// Packet sequence number of the next datagram.
+    psn: u32,
+}
+
+impl DatagramState {
+    fn next_psn(&mut self) -> u32 {
+        let psn = self.psn;
+        self.psn = psn.wrapping_add(1) & MAX_QPN;
+        psn
+    }
+}
+
+/// Destination of datagrams in a worker.
+struct AddressHandle {
+    client: ClientId,
+    /// Its device's place in the configuration.
+    device: usize,
+    /// Without a source port, which is the queue pair's.
+    path: DatagramPath,
+}
+
+/// Address handles by number.
+#[derive(Default)]
+struct AddressHandles {
+    handles: Vec<Option<AddressHandle>>,
+    of_clients: OwnedObjects<ClientId>,
+}
+
+impl AddressHandles {
+    fn insert(&mut self, number: AhId, handle: AddressHandle) {
+        self.remove(number);
+        if self.handles.len() <= number.index() {
+            self.handles.resize_with(number.index() + 1, || None);
+        }
+        self.of_clients.insert(handle.client, number.0);
+        self.handles[number.index()] = Some(handle);
+    }
+
+    fn remove(&mut self, number: AhId) {
+        let handle = self.handles.get_mut(number.index());
+        if let Some(handle) = handle.and_then(Option::take) {
+            self.of_clients.remove(handle.client, number.0);
+        }
+    }
+
+    /// The handle with this number, if it is of this client.
+    #[inline]
+    fn find(&self, number: AhId, client: ClientId) -> Option<&AddressHandle> {
+        let handle = self.handles.get(number.index())?.as_ref();
+        handle.filter(|handle| handle.client == client)
+    }
+}
+
+/// The datagrams of a worker.
+pub(super) struct Datagrams {
+    handles: AddressHandles,
+    /// A datagram under construction, from the BTH on.
+    buffer: Box<[u8; DATAGRAM_MAX]>,
+}
+
+impl Default for Datagrams {
+    fn default() -> Datagrams {
+        Datagrams {
+            handles: AddressHandles::default(),
+            buffer: Box::new([0; DATAGRAM_MAX]),
+        }
+    }
+}
+
+impl Datagrams {
+    /// Removes an address handle of a departed client. Returns false if it has none.
+    pub(super) fn remove_next(&mut self, client: ClientId) -> bool {
+        let next = self.handles.of_clients.next(client, 0);
+        if let Some(number) = next {
+            self.handles.remove(AhId(number));
+        }
+        next.is_some()
+    }
+}
+
+/// The frames of datagrams have no records.
+struct NoRecords;
+
+impl RecordWriter<TxRecord> for NoRecords {
+    fn write_record(
+        &mut self,
+        frame: &mut TxFrame<'_>,
+        _: &mut MbufCache,
+        _: u64,
+        _: &TxRecord,
+        _: u32,
+        _: u32,
+    ) {
+        frame.is_broken = true;
+    }
+}
+
+/// Outcome of an attempt to send one datagram.
+enum SendOutcome {
+    /// It left, or is lost.
+    Done,
+    /// There is no request.
+    Drained,
+    /// The port has no room.
+    NoRoom,
+    /// The request failed, and ends the queue pair.
+    Failed,
+}
+
+/// A queue pair that sends.
+struct Sender<'a> {
+    qpn: Qpn,
+    client: ClientId,
+    owner: QuotaOwner,
+    state: &'a mut DatagramState,
+}
+
+impl Connections {
+    /// Adds an address handle, and resolves its neighbour; the report follows.
+    pub(super) fn add_ah(&mut self, now: Instant, request: AhRequest) {
+        let AhRequest {
+            ah,
+            client,
+            user,
+            device,
+            path,
+            resolution,
+            timeout,
+            token,
+        } = request;
+        let handle = AddressHandle {
+            client,
+            device,
+            path,
+        };
+        self.datagrams.handles.insert(ah, handle);
+        // A port of 0 would be drawn.
+        let [local, remote] =
+            [path.from, path.to].map(|ip| SocketAddr::new(ip, siw_roce::UDP_PORT));
+        let request = ResolutionRequest {
+            client,
+            user,
+            resolution,
+            device,
+            local,
+            remote,
+            timeout,
+            report: ResolutionReport::ToRequest(token),
+        };
+        let (resolutions, mut worker) = self.resolving();
+        resolutions.start(now, request, &mut worker);
+    }
+
+    /// Forgets an address handle.
+    pub(super) fn remove_ah(&mut self, ah: AhId) {
+        self.datagrams.handles.remove(ah);
+    }
+
+    /// Installs a queue pair of datagrams.
+    pub(super) fn start_datagrams(
+        &mut self,
+        now: Instant,
+        setup: QpSetup,
+        device: usize,
+        qkey: u32,
+    ) {
+        let mut ports = self.ports.iter();
+        let port = ports.position(|port| port.device == device && !port.is_removed());
+        let pd = setup.attr.pd;
+        let slot = self.add_queue_pair(setup, port.unwrap_or(0));
+        if port.is_none() {
+            return self.enter_disconnected(now, slot);
+        }
+        let psn = 0;
+        self.enter_state(
+            slot,
+            LifecycleState::Datagrams(DatagramState { pd, qkey, psn }),
+        );
+        self.publish_state(now, slot);
+    }
+
+    /// Changes the Q_Key of a queue pair of datagrams.
+    pub(super) fn set_qkey(&mut self, qpn: Qpn, qkey: u32) {
+        let slot = self.queue_pairs.find(qpn);
+        let queue_pair = slot.and_then(|slot| self.queue_pairs.get_mut(slot));
+        if let Some(queue_pair) = queue_pair
+            && let LifecycleState::Datagrams(state) = &mut queue_pair.state
+        {
+            state.qkey = qkey;
+        }
+    }
+
+    /// Sends datagrams of a queue pair. Returns true if more can follow at once.
+    #[inline(never)]
+    pub(super) fn send_datagrams(&mut self, now: Instant, slot: QpSlot) -> bool {
+        for _ in 0..THRESHOLDS.fpdus_per_turn {
+            match self.send_next_datagram(now, slot) {
+                SendOutcome::Done => {}
+                SendOutcome::Drained => return false,
+                SendOutcome::NoRoom => return true,
+                SendOutcome::Failed => {
+                    self.fail_datagrams(now, slot);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Ends a queue pair of datagrams with an error, and tells its client.
+    #[cold]
+    pub(super) fn fail_datagrams(&mut self, now: Instant, slot: QpSlot) {
+        self.end_in_error(now, slot);
+        if let Some(queue_pair) = self.queue_pairs.get(slot) {
+            let (client, qpn) = (queue_pair.client, queue_pair.rings.qpn);
+            let event = QpEvent::QpFatal;
+            self.post_event(Event::Async { client, qpn, event });
+        }
+    }
+
+    fn send_next_datagram(&mut self, now: Instant, slot: QpSlot) -> SendOutcome {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return SendOutcome::Drained;
+        };
+        let LifecycleState::Datagrams(state) = &mut queue_pair.state else {
+            return SendOutcome::Drained;
+        };
+        let port = &mut self.ports[queue_pair.port];
+        if !port.output.has_room_for_frame(&mut self.cache) {
+            return SendOutcome::NoRoom;
+        }
+        let qpn = queue_pair.rings.qpn;
+        let mut view = self.context.for_rings(&mut queue_pair.rings);
+        let completion = |request: &SendWqe, status| Wc {
+            wr_id: request.wr_id,
+            qp_num: qpn.0,
+            status,
+            opcode: WcOpcode::from(request.opcode),
+            byte_len: request.length,
+            ..Wc::default()
+        };
+        let request = match view.next_send() {
+            Ok(Some(request)) => *request,
+            Ok(None) => return SendOutcome::Drained,
+            Err(RingFault::InvalidIndex) => return SendOutcome::Failed,
+            Err(RingFault::InvalidRequest { wr_id }) => {
+                let mut request = SendWqe::new();
+                request.wr_id = wr_id;
+                view.complete_send(Some(&completion(&request, WcStatus::LOC_QP_OP_ERR)));
+                return SendOutcome::Failed;
+            }
+        };
+        let sender = Sender {
+            qpn,
+            client: queue_pair.client,
+            owner: queue_pair.quota_owner,
+            state,
+        };
+        let composed = self
+            .datagrams
+            .compose(now, sender, &request, port, view.keys());
+        let sent = composed.map(|frame| {
+            let Some((headers, len)) = frame else {
+                return false;
+            };
+            let wall_time = self.clock.wall_time(now);
+            let mut sink = PortSink::new(&mut port.output, &mut self.cache, NoRecords, wall_time);
+            let datagram = &self.datagrams.buffer[..len];
+            port.stack.send_roce(&headers, datagram, &mut sink)
+        });
+        match sent {
+            Ok(is_sent) => {
+                if !is_sent {
+                    self.drops.count(DropReason::UdNotSent);
+                }
+                let success = completion(&request, WcStatus::SUCCESS);
+                view.complete_send(request.is_signaled().then_some(&success));
+                SendOutcome::Done
+            }
+            Err(status) => {
+                view.complete_send(Some(&completion(&request, status)));
+                SendOutcome::Failed
+            }
+        }
+    }
+
+    /// Processes a received datagram. Returns it as a frame if it is for another worker.
+    fn on_datagram(
+        &mut self,
+        now: Instant,
+        port: usize,
+        datagram: RoceDatagram<RxFrame>,
+    ) -> Option<(usize, Mbuf)> {
+        let head = datagram.packet.chunk();
+        let transport = head.get(datagram.ip_len + UDP_LEN..).unwrap_or(&[]);
+        let Some(qpn) = destination_qpn(transport) else {
+            self.drops.count(DropReason::UdMalformed);
+            return None;
+        };
+        let slot = self.queue_pairs.find(Qpn(qpn)).filter(|slot| {
+            let queue_pair = self.queue_pairs.get(*slot);
+            queue_pair.is_some_and(|found| found.port == port && found.is_of_datagrams())
+        });
+        let Some(slot) = slot else {
+            let owner = self.ports[port].stack.owner_of_datagrams(qpn);
+            if let Some(owner) = owner.filter(|owner| *owner != self.index) {
+                let mbuf = datagram.into_frame()?.into_mbuf()?;
+                return Some((owner, mbuf));
+            }
+            self.drops
+                .count(match UdHeader::parse(transport, DATAGRAM_MAX) {
+                    Err(error) => reason_of(error),
+                    Ok(_) => DropReason::UdUnknownQueuePair,
+                });
+            return None;
+        };
+        match self.deliver(slot, &datagram) {
+            Ok(true) => {}
+            Ok(false) => self.fail_datagrams(now, slot),
+            Err(reason) => self.drops.count(reason),
+        }
+        None
+    }
+
+    /// Places a datagram into the memory of the next receive work request. Returns false if the request
+    /// failed, which ends the queue pair.
+    fn deliver(
+        &mut self,
+        slot: QpSlot,
+        datagram: &RoceDatagram<RxFrame>,
+    ) -> Result<bool, DropReason> {
+        let RoceDatagram { packet, ip_len, .. } = datagram;
+        let before = ip_len + UDP_LEN;
+        let transport = packet.chunk().get(before..).unwrap_or(&[]);
+        let transport_len = packet.remaining() - before;
+        let (header, at, len) = UdHeader::parse(transport, transport_len).map_err(reason_of)?;
+        if !has_right_icrc(packet, *ip_len) {
+            return Err(DropReason::UdIcrc);
+        }
+        if header.pkey & PKEY_MASK != DEFAULT_PKEY & PKEY_MASK {
+            return Err(DropReason::UdPkey);
+        }
+        let queue_pair = self.queue_pairs.get_mut(slot);
+        let queue_pair = queue_pair.ok_or(DropReason::UdUnknownQueuePair)?;
+        let LifecycleState::Datagrams(state) = queue_pair.state else {
+            return Err(DropReason::UdUnknownQueuePair);
+        };
+        if header.qkey != state.qkey {
+            return Err(DropReason::UdQkey);
+        }
+        let qpn = queue_pair.rings.qpn;
+        let mut view = self.context.for_rings(&mut queue_pair.rings);
+        let request = match view.next_recv() {
+            Ok(Some(request)) => *request,
+            Ok(None) => return Err(DropReason::UdNoReceive),
+            // The request has completed.
+            Err(_) => return Ok(false),
+        };
+        let total = GRH_LEN + len;
+        let status = if total > request.length as usize {
+            WcStatus::LOC_LEN_ERR
+        } else {
+            let mut grh = [0; GRH_LEN];
+            let ip = &packet.chunk()[..*ip_len];
+            grh[GRH_LEN - ip.len()..].copy_from_slice(ip);
+            let key_owner = (state.pd, qpn.0);
+            let payload = (before + at, len);
+            match place(
+                view.keys(),
+                key_owner,
+                request.sges(),
+                &grh,
+                packet,
+                payload,
+            ) {
+                Ok(()) => WcStatus::SUCCESS,
+                Err(_) => WcStatus::LOC_PROT_ERR,
+            }
+        };
+        let mut flags = WcFlags::GRH;
+        if header.solicited {
+            flags = flags | WcFlags::SOLICITED;
+        }
+        if header.immediate.is_some() {
+            flags = flags | WcFlags::WITH_IMM;
+        }
+        view.complete_recv(&Wc {
+            wr_id: request.wr_id,
+            qp_num: qpn.0,
+            status,
+            opcode: WcOpcode::RECV,
+            flags,
+            byte_len: total as u32,
+            imm: header.immediate.unwrap_or(0),
+            src_qp: header.src_qpn,
+            ..Wc::default()
+        });
+        Ok(status == WcStatus::SUCCESS)
+    }
+}
+
+impl Datagrams {
+    /// Writes the datagram of a work request into the buffer, from the BTH to the ICRC. Returns the
+    /// headers before it and its length; `None` if it is lost, because its neighbour does not answer.
+    ///
+    /// # Errors
+    /// The status of the failed request.
+    fn compose(
+        &mut self,
+        now: Instant,
+        sender: Sender<'_>,
+        request: &SendWqe,
+        port: &mut WorkerPort<TxRecord>,
+        keys: &KeyReader,
+    ) -> Result<Option<(DatagramHeaders, usize)>, WcStatus> {
+        let immediate = match request.opcode {
+            Opcode::Send => None,
+            Opcode::SendWithImm => Some(request.imm),
+            _ => return Err(WcStatus::LOC_QP_OP_ERR),
+        };
+        let (ah, dest_qpn, qkey) = request.destination();
+        let handle = self.handles.find(AhId(ah), sender.client);
+        let handle = handle
+            .filter(|handle| handle.device == port.device && dest_qpn <= MAX_QPN)
+            .ok_or(WcStatus::LOC_QP_OP_ERR)?;
+        let len = request.length as usize;
+        if len > path_mtu(port.stack.mtu()) {
+            return Err(WcStatus::LOC_LEN_ERR);
+        }
+        let header = UdHeader {
+            solicited: request.flags.contains(WrFlags::SOLICITED),
+            pkey: DEFAULT_PKEY,
+            dest_qpn,
+            psn: sender.state.next_psn(),
+            qkey: match qkey & CONTROLLED_QKEY {
+                0 => qkey,
+                _ => sender.state.qkey,
+            },
+            src_qpn: sender.qpn.0,
+            immediate,
+        };
+        let mut headers = [0; HEADERS_MAX];
+        let at = header.write(len, &mut headers);
+        let end = at + len + pad_of(len);
+        let total = end + ICRC_LEN;
+        let buffer = &mut self.buffer[..total];
+        buffer[..at].copy_from_slice(&headers[..at]);
+        let payload = &mut buffer[at..at + len];
+        gather(keys, (sender.state.pd, sender.qpn.0), request, payload)
+            .map_err(|_| WcStatus::LOC_PROT_ERR)?;
+        buffer[at + len..end].fill(0);
+        let path = DatagramPath {
+            source_port: source_port(sender.qpn),
+            ..handle.path
+        };
+        let network = match port.stack.roce_headers(now, sender.owner, &path, total) {
+            Ok(network) => network,
+            Err(DatagramError::NoRoute | DatagramError::Unresolved) => return Ok(None),
+            Err(DatagramError::TooLong) => return Err(WcStatus::LOC_LEN_ERR),
+        };
+        let (covered, icrc) = buffer.split_at_mut(end);
+        let started = Icrc::new(network.ip(), network.udp(), covered);
+        let mut sum = started.ok_or(WcStatus::GENERAL_ERR)?;
+        sum.update(covered.get(siw_roce::BTH_LEN..).unwrap_or(&[]));
+        icrc.copy_from_slice(&sum.finish());
+        Ok(Some((network, total)))
+    }
+}
+
+impl Worker {
+    /// Processes the datagrams that a port has received, and forwards those of other workers.
+    pub(super) fn receive_datagrams(&mut self, now: Instant, port: usize) {
+        while let Some(datagram) = self.connections.ports[port].stack.next_roce_datagram() {
+            if let Some((worker, mbuf)) = self.connections.on_datagram(now, port, datagram) {
+                let device = self.connections.ports[port].device;
+                let cache = &mut self.connections.cache;
+                let frame = (mbuf, RxChecksum::Good);
+                self.forwarder
+                    .forward_received(worker, device, frame, cache);
+            }
+        }
+        self.forwarder.wake_receivers();
+    }
+}
+
+/// UDP source port of a queue pair's datagrams: a hash of its number.
+fn source_port(qpn: Qpn) -> u16 {
+    FIRST_SOURCE_PORT | (qpn.0.wrapping_mul(0x9e37_79b1) >> 18) as u16
+}
+
+fn reason_of(error: UdError) -> DropReason {
+    match error {
+        UdError::TooShort | UdError::Version(_) => DropReason::UdMalformed,
+        UdError::Opcode(_) => DropReason::UdOpcode,
+    }
+}
+
+/// Returns whether the last bytes of a packet are its ICRC.
+fn has_right_icrc(packet: &RxFrame, ip_len: usize) -> bool {
+    let head = packet.chunk();
+    let Some((headers, transport)) = head.split_at_checked(ip_len + UDP_LEN) else {
+        return false;
+    };
+    let Some(mut icrc) = Icrc::new(&headers[..ip_len], &headers[ip_len..], transport) else {
+        return false;
+    };
+    let begin = ip_len + UDP_LEN + siw_roce::BTH_LEN;
+    let Some(end) = packet.remaining().checked_sub(ICRC_LEN) else {
+        return false;
+    };
+    let bytes = FrameBytes(packet);
+    bytes.for_each_slice(begin, end.saturating_sub(begin), |slice| icrc.update(slice));
+    let mut sent = [0; ICRC_LEN];
+    bytes.peek(end, &mut sent);
+    icrc.finish() == sent
+}
+
+/// Copies the payload of a work request. `owner`: protection domain and queue pair of the keys.
+fn gather(
+    keys: &KeyReader,
+    (pd, qpn): (u32, u32),
+    request: &SendWqe,
+    payload: &mut [u8],
+) -> Result<(), KeyError> {
+    if let Some(data) = request.inline_data() {
+        payload.copy_from_slice(data);
+        return Ok(());
+    }
+    let mut rest = payload;
+    for sge in request.sges().iter().filter(|sge| sge.length > 0) {
+        let (memory, offset) =
+            keys.check_access(Stag(sge.lkey), sge.addr, sge.length, Access::NONE, pd, qpn)?;
+        let part = rest.split_off_mut(..sge.length as usize);
+        let part = part.ok_or(KeyError::Access)?;
+        memory.read_at(offset, part).map_err(|_| KeyError::Access)?;
+    }
+    Ok(())
+}
+
+/// Copies GRH and payload of a datagram into the memory of a receive work request. `payload`: its offset in
+/// the packet, and its length.
+fn place(
+    keys: &KeyReader,
+    (pd, qpn): (u32, u32),
+    sges: &[Sge],
+    grh: &[u8; GRH_LEN],
+    packet: &RxFrame,
+    (mut from, mut left): (usize, usize),
+) -> Result<(), KeyError> {
+    let bytes = FrameBytes(packet);
+    let mut grh = &grh[..];
+    for sge in sges {
+        let (mut to, mut room) = (sge.addr, sge.length as usize);
+        while room > 0 && grh.len() + left > 0 {
+            let part = match grh.len() {
+                0 => left.min(room),
+                grh_left => grh_left.min(room),
+            };
+            let (memory, offset) = keys.check_access(
+                Stag(sge.lkey),
+                to,
+                part as u32,
+                Access::LOCAL_WRITE,
+                pd,
+                qpn,
+            )?;
+            if grh.is_empty() {
+                if !bytes.copy_to_memory(from, part, memory, offset) {
+                    return Err(KeyError::Access);
+                }
+                from += part;
+                left -= part;
+            } else {
+                let written = memory.write_at(offset, &grh[..part]);
+                written.map_err(|_| KeyError::Access)?;
+                grh = &grh[part..];
+            }
+            to = to.wrapping_add(part as u64);
+            room -= part;
+        }
+    }
+    Ok(())
+}

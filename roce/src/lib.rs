@@ -1,0 +1,19 @@
+//! Unreliable datagrams (UD) of RoCEv2: the headers behind UDP, and the invariant CRC at their end.
+//!
+//! ```text
+//!  IP | UDP, port 4791 | BTH 12 | DETH 8 | immediate data 4 | payload | pad 0..3 | ICRC 4
+//! ```
+//! BTH: base transport header; DETH: datagram extended transport header (InfiniBand Architecture
+//! Specification 1.4, chapter 9; annex A17 for RoCEv2). Other operations of RoCE are not served: reliable
+//! connections of siwd are iWARP.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod header;
+mod icrc;
+
+pub use header::{
+    BTH_LEN, DEFAULT_PKEY, HEADERS_MAX, MAX_QPN, PKEY_MASK, UDP_PORT, UdError, UdHeader,
+    destination_qpn, pad_of, path_mtu,
+};
+pub use icrc::{ICRC_LEN, Icrc};
