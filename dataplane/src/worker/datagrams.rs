@@ -212,6 +212,14 @@ impl Connections {
         self.datagrams.handles.remove(ah);
     }
 
+    /// Takes datagrams to addresses of a device that the kernel has too.
+    pub(super) fn take_shared_datagrams(&mut self, device: usize) {
+        let ports = self.ports.iter_mut();
+        for port in ports.filter(|port| port.device == device) {
+            port.stack.take_roce_from_host();
+        }
+    }
+
     /// Installs a queue pair of datagrams.
     pub(super) fn start_datagrams(
         &mut self,

@@ -207,9 +207,9 @@ fn lengths_beyond_the_limits_end_the_queue_pair() {
     let (short, flushed) = (b.wc(), b.wc());
     assert_eq!((short.wr_id, short.status), (3, WcStatus::LOC_LEN_ERR));
     assert_eq!((flushed.wr_id, flushed.status), (4, WcStatus::WR_FLUSH_ERR));
-    assert_eq!(b.qp.state(), Some(QpState::Error));
     let event = b.ctx.get_async_event(Some(PATIENCE)).unwrap();
     assert_eq!(event.kind, Some(AsyncEventKind::QpFatal));
+    assert_eq!(b.qp.state(), Some(QpState::Error));
 
     let sges = [a.mr.sge(0, LONGEST + 1)];
     let long = SendWr::send(7, SendData::Sges(&sges));
