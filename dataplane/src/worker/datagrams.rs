@@ -442,6 +442,9 @@ impl Connections {
             }
         };
         let mut flags = WcFlags::GRH;
+        if *ip_len < GRH_LEN {
+            flags = flags | WcFlags::IPV4;
+        }
         if header.solicited {
             flags = flags | WcFlags::SOLICITED;
         }

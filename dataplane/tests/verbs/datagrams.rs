@@ -101,6 +101,7 @@ fn a_datagram_crosses_with_its_header_its_sender_and_immediate_data() {
             assert_eq!(got.src_qp, a.qp.qp_num());
             assert!(got.flags.contains(WcFlags::GRH));
             assert_eq!(got.flags.contains(WcFlags::WITH_IMM), imm.is_some());
+            assert_eq!(got.flags.contains(WcFlags::IPV4), !to.contains(':'));
             assert_eq!(got.imm, imm.unwrap_or(0));
             let grh = b.read(0, GRH_LEN);
             let (ends, next) = match from.parse().unwrap() {
