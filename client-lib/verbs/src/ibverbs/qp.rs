@@ -150,9 +150,10 @@ unsafe fn create(
             CqObject::from_abi(init.recv_cq),
         )
     };
+    // SAFETY: a context is open as long as its objects exist.
+    let context = unsafe { ContextObject::from_abi(pd_object.context()) };
     if is_datagram {
-        // SAFETY: a context is open as long as its objects exist.
-        check_datagrams(unsafe { ContextObject::from_abi(pd_object.context()) })?;
+        check_datagrams(context)?;
     }
     let wanted = to_init(&init.cap, init.sq_sig_all);
     let srq = (!init.srq.is_null())
@@ -189,7 +190,7 @@ unsafe fn create(
         abi,
         _later: LATER_FIELDS,
         batch: Batch::default(),
-        attributes: ProcessMutex::new(Attributes::new(init)),
+        attributes: ProcessMutex::new(Attributes::new(init, context.device().persona())),
         async_events: EventCount::default(),
         counters: ProcessMutex::default(),
         is_extended,
@@ -198,8 +199,7 @@ unsafe fn create(
         qp,
     });
     let number = queue_pair.qp.qp_num();
-    let objects = queue_pair.context().objects();
-    objects.qps.insert(number, queue_pair.as_abi());
+    context.objects().qps.insert(number, queue_pair.as_abi());
     Ok(queue_pair)
 }
 

@@ -2,14 +2,15 @@
 //!
 //! The daemon knows only iWARP's states: unconnected, and those of a connection. The verbs states
 //! before that (RESET, INIT, and RTR and RTS while connecting) are kept here. A new queue pair is
-//! in INIT, as with every RNIC under Linux: iWARP's IDLE, in which receive requests may be posted.
+//! in INIT, as with every RNIC under Linux: iWARP's IDLE, in which receive requests may be posted;
+//! with the other personas it is in RESET.
 
 use super::address_vector::AddressPair;
 use super::port::PORT;
 use super::qp::{QpObject, to_cap};
 use crate::abi::*;
 use crate::status::fail_with;
-use siw::{Access, Error, PairOptions, QpState, VerbsQpState};
+use siw::{Access, Error, PairOptions, Persona, QpState, VerbsQpState};
 use std::ffi::c_int;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -35,14 +36,13 @@ pub struct Attributes {
 unsafe impl Send for Attributes {}
 
 impl Attributes {
-    /// Attributes of a new queue pair.
-    pub fn new(init: &ibv_qp_init_attr) -> Attributes {
+    /// Attributes of a new queue pair of a device with that persona.
+    pub fn new(init: &ibv_qp_init_attr, persona: Persona) -> Attributes {
         let is_datagram = init.qp_type == IBV_QPT_UD;
         Attributes {
-            state: if is_datagram {
-                IBV_QPS_RESET
-            } else {
-                IBV_QPS_INIT
+            state: match persona {
+                Persona::Iwarp => IBV_QPS_INIT,
+                Persona::Roce | Persona::Ib | Persona::Unspecified => IBV_QPS_RESET,
             },
             // SAFETY: the struct is made of numbers.
             set: unsafe { std::mem::zeroed() },
