@@ -82,6 +82,11 @@ fn check_feature(client: &ClientInner) -> Result<(), Error> {
 }
 
 impl Context {
+    /// Returns whether the daemon has datagrams.
+    pub fn has_datagrams(&self) -> bool {
+        self.0.has_feature(FEATURE_DATAGRAMS)
+    }
+
     /// Creates an address handle. Waits until the next host on the way has answered.
     ///
     /// # Errors

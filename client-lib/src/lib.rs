@@ -135,6 +135,29 @@
 //! memory from a later SEND, or from [`RemoteSlice::write_with_imm`]. A memory window ([`Mw`]) gives
 //! a part of a region to one peer, for a time.
 //!
+//! # Send datagrams
+//!
+//! A queue pair of datagrams (UD over RoCEv2) has no connection. Each request names its destination, and each
+//! receive buffer begins with [`GRH_LEN`] bytes, whose end is the IP header. A datagram holds up to 1024
+//! bytes at an MTU of 1500, and is lost without notice if the network or the receiver has no room. An error
+//! of a request ends the queue pair.
+//!
+//! ```no_run
+//! use siw::{Ah, AhAttr, Context, Qp, SendData, SendWr};
+//! use std::net::IpAddr;
+//! # fn main() {}
+//! const QKEY: u32 = 0x1111_1111;
+//!
+//! /// Greets a queue pair of another host. Returns the handle, to be kept until the completion.
+//! fn greet(context: &Context, qp: &Qp, host: IpAddr, qp_num: u32) -> Result<Ah, siw::Error> {
+//!     qp.start_datagrams(0, QKEY)?;
+//!     let ah = context.create_ah(&AhAttr::new(0, host))?;
+//!     let hello = SendWr::send(1, SendData::Inline(b"hello"));
+//!     qp.post_send(&[hello.with_destination(ah.number(), qp_num, QKEY)])?;
+//!     Ok(ah)
+//! }
+//! ```
+//!
 //! # Wait for events
 //!
 //! [`CompletionChannel`] and [`CmChannel`] are descriptors for epoll(7) and the like: when one is

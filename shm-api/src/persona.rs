@@ -1,6 +1,7 @@
 //! Personas: the kind of RDMA device that the drop-in libibverbs shows to programs. Many programs refuse a
-//! device that calls itself iWARP. A persona changes only the answers of queries and siwd's files like those
-//! of /sys: the wire is iWARP under each of them, so peers with different personas work with each other.
+//! device that calls itself iWARP. A persona changes only the answers of queries, siwd's files like those of
+//! /sys, and whether there are datagrams, which are RoCEv2 UD. Connections are iWARP under each persona, so peers
+//! with different personas work with each other.
 
 use crate::device_identity::{RawGid, gid_of_mac};
 use std::net::{IpAddr, Ipv4Addr};
@@ -131,9 +132,9 @@ impl Persona {
         self == Persona::Iwarp || raw != gid_of_mac(mac)
     }
 
-    /// Address handles exist (ibv_create_ah(3)).
+    /// Queue pairs of datagrams (UD) and address handles exist.
     #[must_use]
-    pub const fn has_address_handles(self) -> bool {
+    pub const fn has_datagrams(self) -> bool {
         !matches!(self, Persona::Iwarp)
     }
 

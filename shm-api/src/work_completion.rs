@@ -135,6 +135,8 @@ impl WcFlags {
     pub const WITH_INV: WcFlags = WcFlags(8);
     /// The peer requested a solicited event.
     pub const SOLICITED: WcFlags = WcFlags(0x100);
+    /// A received datagram came by IPv4, not by IPv6.
+    pub const IPV4: WcFlags = WcFlags(0x200);
 
     /// Returns whether all bits of `flags` are set.
     #[inline]

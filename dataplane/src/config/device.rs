@@ -61,7 +61,7 @@ pub enum PortMapPolicy {
     Off,
 }
 
-/// Kind of device that programs see by default through the drop-in libibverbs. The wire is iWARP under each.
+/// Kind of device that programs see by default through the drop-in libibverbs. Connections are iWARP under each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PersonaSetting {

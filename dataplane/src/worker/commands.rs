@@ -84,6 +84,7 @@ impl Worker {
             }
             Command::AddAh(request) => connections.add_ah(now, *request),
             Command::RemoveAh { ah } => connections.remove_ah(ah),
+            Command::TakeSharedDatagrams { device } => connections.take_shared_datagrams(device),
             Command::StartDatagrams {
                 setup,
                 device,

@@ -212,6 +212,14 @@ impl Connections {
         self.datagrams.handles.remove(ah);
     }
 
+    /// Takes datagrams to addresses of a device that the kernel has too.
+    pub(super) fn take_shared_datagrams(&mut self, device: usize) {
+        let ports = self.ports.iter_mut();
+        for port in ports.filter(|port| port.device == device) {
+            port.stack.take_roce_from_host();
+        }
+    }
+
     /// Installs a queue pair of datagrams.
     pub(super) fn start_datagrams(
         &mut self,
@@ -434,6 +442,9 @@ impl Connections {
             }
         };
         let mut flags = WcFlags::GRH;
+        if *ip_len < GRH_LEN {
+            flags = flags | WcFlags::IPV4;
+        }
         if header.solicited {
             flags = flags | WcFlags::SOLICITED;
         }

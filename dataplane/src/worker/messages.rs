@@ -253,6 +253,11 @@ pub enum Command {
         /// Its number.
         ah: AhId,
     },
+    /// Takes datagrams to addresses that the kernel has too, from now on.
+    TakeSharedDatagrams {
+        /// The device's place in the configuration.
+        device: usize,
+    },
     /// Installs a queue pair of datagrams.
     StartDatagrams {
         /// The queue pair.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::common::net::{Netns, lacks_network, missing_program};
 use crate::common::typing::{Typist, echo};
 use crate::common::*;
-use siw::{AhAttr, CmListener};
+use siw::{AhAttr, CmListener, GRH_LEN, RecvWr, SendData, SendWr, WcStatus};
 
 /// Addresses of the kernels and daemons; the near kernel and its siwd have the same ones.
 const SHARED: &str = "10.77.0.1";
@@ -222,10 +222,6 @@ fn a_port_belongs_to_linux_or_to_siwd() {
     let end = End::new(&near.context(), 4096);
     let at = |port: u16| SocketAddr::new(ip(SHARED), port);
     let bind = |to: SocketAddr| net.near.run(|| TcpListener::bind(to));
-    // The port of datagrams is Linux's.
-    let to_far = AhAttr::new(0, ip(FAR_KERNEL));
-    let refused = end.ctx.create_ah(&to_far).unwrap_err();
-    assert!(refused.to_string().contains("the kernel has"), "{refused}");
     // Linux owns the port first.
     let linux = bind(at(0)).unwrap();
     let port = linux.local_addr().unwrap().port();
@@ -265,6 +261,45 @@ fn a_port_belongs_to_linux_or_to_siwd() {
         std::thread::yield_now();
     }
     assert!(near.stop().success() && far.stop().success());
+}
+
+/// A shared address gets the kernel's datagrams, and siwd's from its first queue pair of datagrams on.
+#[test]
+fn datagrams_of_rocev2_are_siwds_when_it_has_a_queue_pair_for_them() {
+    const QKEY: u32 = 7;
+    skip_if!(lacks());
+    let net = Network::new(1500);
+    let (near, far) = (net.near_siwd(""), net.far_siwd());
+    let roce = SocketAddr::new(ip(SHARED), 4791);
+    let linux = net.near.run(|| UdpSocket::bind(roce)).unwrap();
+    linux.set_read_timeout(Some(PATIENCE)).unwrap();
+    let from_far = net.far.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+    from_far.send_to(b"for Linux", roce).unwrap();
+    let mut message = [0; 16];
+    assert_eq!(linux.recv(&mut message).unwrap(), 9);
+
+    let ends = [&near, &far].map(|siwd| {
+        let end = End::new(&siwd.context(), 4096);
+        end.qp.start_datagrams(0, QKEY).unwrap();
+        end
+    });
+    let addresses = [SHARED, FAR_SIWD];
+    for (from, to) in [(0, 1), (1, 0)] {
+        let sges = &[ends[to].mr.sge(0, 100)];
+        ends[to].qp.post_recv(&[RecvWr { wr_id: 2, sges }]).unwrap();
+        let attr = AhAttr {
+            timeout: Some(Duration::from_secs(5)),
+            ..AhAttr::new(0, ip(addresses[to]))
+        };
+        let ah = ends[from].ctx.create_ah(&attr).unwrap();
+        let request = SendWr::send(1, SendData::Inline(b"datagram"));
+        let request = request.with_destination(ah.number(), ends[to].qp.qp_num(), QKEY);
+        ends[from].qp.post_send(&[request]).unwrap();
+        assert_eq!(ends[from].wc().status, WcStatus::SUCCESS);
+        let got = ends[to].wc();
+        assert_eq!((got.wr_id, got.status), (2, WcStatus::SUCCESS));
+        assert_eq!(ends[to].read(GRH_LEN, 8), b"datagram");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod benchmark_programs;
 mod ceph_cluster;
 mod changing_devices;
 mod dapl_programs;
+mod datagram_programs;
 mod doctor;
 mod documented_commands;
 mod ending_programs;

@@ -77,8 +77,8 @@ fn an_unknown_persona_is_refused_with_the_known_ones() {
     );
 }
 
-/// Runs a test of UCX's benchmark between two devices, both ends without UCP: the UCX of Debian 12 connects
-/// queue pairs of UCP by datagrams, which siwd does not have. Its messages have to go over siwd.
+/// Runs a test of UCX's benchmark between two devices over a transport of UCT alone, without UCP. Its messages have
+/// to go over siwd.
 fn run_ucx_test(daemon: &Daemon, test: &str, size: u64, layout: &str) {
     const MESSAGES: u64 = 1000;
     let count = |device| received_bytes(daemon, device);

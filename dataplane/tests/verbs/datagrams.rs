@@ -101,6 +101,7 @@ fn a_datagram_crosses_with_its_header_its_sender_and_immediate_data() {
             assert_eq!(got.src_qp, a.qp.qp_num());
             assert!(got.flags.contains(WcFlags::GRH));
             assert_eq!(got.flags.contains(WcFlags::WITH_IMM), imm.is_some());
+            assert_eq!(got.flags.contains(WcFlags::IPV4), !to.contains(':'));
             assert_eq!(got.imm, imm.unwrap_or(0));
             let grh = b.read(0, GRH_LEN);
             let (ends, next) = match from.parse().unwrap() {
@@ -207,9 +208,9 @@ fn lengths_beyond_the_limits_end_the_queue_pair() {
     let (short, flushed) = (b.wc(), b.wc());
     assert_eq!((short.wr_id, short.status), (3, WcStatus::LOC_LEN_ERR));
     assert_eq!((flushed.wr_id, flushed.status), (4, WcStatus::WR_FLUSH_ERR));
-    assert_eq!(b.qp.state(), Some(QpState::Error));
     let event = b.ctx.get_async_event(Some(PATIENCE)).unwrap();
     assert_eq!(event.kind, Some(AsyncEventKind::QpFatal));
+    assert_eq!(b.qp.state(), Some(QpState::Error));
 
     let sges = [a.mr.sge(0, LONGEST + 1)];
     let long = SendWr::send(7, SendData::Sges(&sges));

@@ -75,6 +75,8 @@ pub(crate) struct SharedState {
     pub neighbours: Neighbours,
     /// Routes in addition to those of the configuration.
     pub learned_routes: LearnedRoutes,
+    /// Datagrams of RoCEv2 to addresses that the kernel has too are ours.
+    pub takes_roce: bool,
     pub control_queue: ControlQueue,
     /// ACKs that precede all other output of their connections.
     pub early_acks: VecDeque<EarlyAck>,
@@ -246,6 +248,7 @@ impl SharedState {
             listeners: Listeners::default(),
             neighbours: Neighbours::new(config.neighbours),
             learned_routes: LearnedRoutes::default(),
+            takes_roce: false,
             control_queue: ControlQueue::new(&config, TokenBucket::new(rate)),
             early_acks: VecDeque::new(),
             conflicts: AddressConflicts::new(config.gratuitous_arp, now),

@@ -11,7 +11,8 @@
 //! | ICMP error | ours | both | the kernel's |
 //! | other ICMP | ours | the kernel's | the kernel's |
 //! | fragment of TCP | ours | ours | the kernel's |
-//! | UDP to the port mapper, or to the port of RoCEv2 | ours | the kernel's | the kernel's |
+//! | UDP to the port mapper | ours | the kernel's | the kernel's |
+//! | UDP to the port of RoCEv2 | ours | the kernel's, and ours from the first queue pair of datagrams on | the kernel's |
 //! | other fragment, other protocol | ours (ICMP error) | the kernel's | the kernel's |
 //! | neither IP nor ARP | | | the kernel's |
 //!
@@ -26,8 +27,9 @@ use core::net::{IpAddr, Ipv4Addr};
 use crate::base::buffer::RecvBuf;
 use crate::config::StackConfig;
 use crate::connection::context::SharedState;
+use crate::stack::datagrams::udp_to_port;
 use crate::wire::bytes::read_u32;
-use crate::wire::constants::PROTOCOL_TCP;
+use crate::wire::constants::{PROTOCOL_TCP, ROCE_PORT};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::FrameContent;
 
@@ -130,7 +132,14 @@ impl SharedState {
                     by_address((*dst).into(), owner_if_shared(is_error))
                 }
             },
-            FrameContent::Rejected { dst, .. } => by_address(*dst, FrameOwner::Host),
+            FrameContent::Rejected { dst, .. } => {
+                let is_ours = self.takes_roce && udp_to_port(bytes, ROCE_PORT).is_some();
+                let at_shared = match is_ours {
+                    true => FrameOwner::Ours,
+                    false => FrameOwner::Host,
+                };
+                by_address(*dst, at_shared)
+            }
             FrameContent::Fragment { header } => {
                 let Some((dst, protocol)) = fragment_target(bytes, *header) else {
                     return FrameOwner::Ours;

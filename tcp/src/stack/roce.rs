@@ -182,6 +182,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.roce.0.pop_front()
     }
 
+    /// Takes datagrams of RoCEv2 to addresses that the kernel has too, from now on.
+    pub fn take_roce_from_host(&mut self) {
+        self.shared.takes_roce = true;
+    }
+
     /// Returns the worker that has a queue pair of datagrams, if several share the device.
     #[inline]
     pub fn owner_of_datagrams(&self, qpn: u32) -> Option<usize> {

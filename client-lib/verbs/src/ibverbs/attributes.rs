@@ -5,7 +5,7 @@ use super::device::copy_text;
 use crate::abi::*;
 use crate::status::fail_errno;
 use siw::Persona;
-use siw_shm::control::{CAP_ATOMIC, CAP_FAST_REG, CAP_MEM_WINDOW};
+use siw_shm::control::{CAP_ATOMIC, CAP_FAST_REG, CAP_MEM_WINDOW, MAX_AH};
 use std::ffi::c_int;
 
 /// Converts unsigned numbers of the daemon to the signed ones of verbs.
@@ -58,9 +58,8 @@ pub fn device_attributes(context: &ContextObject) -> ibv_device_attr {
     attr.max_srq = to_int(limits.max_srq);
     attr.max_srq_wr = to_int(limits.max_srq_wr);
     attr.max_srq_sge = to_int(limits.max_srq_sge);
-    if context.device().persona().has_address_handles() {
-        // Address handles are memory of the program alone.
-        attr.max_ah = c_int::from(u16::MAX);
+    if context.device().persona().has_datagrams() {
+        attr.max_ah = to_int(MAX_AH);
     }
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;

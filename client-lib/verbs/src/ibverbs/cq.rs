@@ -216,7 +216,22 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
 
 /// Converts [`WcFlags`] to the bits of `wc_flags`.
 pub(super) fn to_wc_flags(flags: WcFlags) -> u32 {
-    u32::from(flags.0) & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV)
+    u32::from(flags.0) & (IBV_WC_GRH | IBV_WC_WITH_IMM | IBV_WC_WITH_INV)
+}
+
+/// Kind of a datagram's packet, with RoCEv2 over IPv4 or IPv6: mlx5's adapters have it in the place of the
+/// service level, which RoCE does not use. UCX drops datagrams over IPv4 without it.
+const SL_ROCE_IPV4: u8 = 0b1010;
+/// See [`SL_ROCE_IPV4`].
+const SL_ROCE_IPV6: u8 = 0b1001;
+
+/// Converts to `sl`.
+pub(super) fn to_sl(flags: WcFlags) -> u8 {
+    match (flags.contains(WcFlags::GRH), flags.contains(WcFlags::IPV4)) {
+        (false, _) => 0,
+        (true, true) => SL_ROCE_IPV4,
+        (true, false) => SL_ROCE_IPV6,
+    }
 }
 
 /// Converts to `imm_data`: immediate data in network order, an invalidated key in host order.
@@ -260,11 +275,11 @@ pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int 
             out.byte_len = completion.byte_len;
             out.__bindgen_anon_1.imm_data = to_imm_data(completion);
             out.qp_num = completion.qp_num;
-            out.src_qp = 0;
+            out.src_qp = completion.src_qp;
             out.wc_flags = to_wc_flags(completion.flags);
             out.pkey_index = 0;
             out.slid = 0;
-            out.sl = 0;
+            out.sl = to_sl(completion.flags);
             out.dlid_path_bits = 0;
             taken += 1;
         }

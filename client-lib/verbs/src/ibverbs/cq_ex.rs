@@ -1,7 +1,7 @@
 //! Extended completion queues (ibv_create_cq_ex(3)): polled one completion at a time, whose fields
 //! are read by functions.
 
-use super::cq::{CqObject, create, to_imm_data, to_wc_flags};
+use super::cq::{CqObject, create, to_imm_data, to_sl, to_wc_flags};
 use crate::abi::*;
 use crate::status::{null_with, pointer_of};
 use siw::{BracketLock, Error, Wc};
@@ -73,7 +73,9 @@ mod slots {
         pub fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 = super::read_byte_len;
         pub fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 = super::read_imm_data;
         pub fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 = super::read_qp_num;
+        pub fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 = super::read_src_qp;
         pub fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 = super::read_wc_flags;
+        pub fn read_sl(cq: *mut ibv_cq_ex) -> u8 = super::read_sl;
         pub fn read_zero(cq: *mut ibv_cq_ex) -> u32 = super::read_zero;
         pub fn read_zero_byte(cq: *mut ibv_cq_ex) -> u8 = super::read_zero_byte;
     }
@@ -89,10 +91,10 @@ pub(super) fn fill_extended(abi: &mut ibv_cq_ex) {
     abi.read_byte_len = Some(slots::read_byte_len);
     abi.read_imm_data = Some(slots::read_imm_data);
     abi.read_qp_num = Some(slots::read_qp_num);
-    abi.read_src_qp = Some(slots::read_zero);
+    abi.read_src_qp = Some(slots::read_src_qp);
     abi.read_wc_flags = Some(slots::read_wc_flags);
     abi.read_slid = Some(slots::read_zero);
-    abi.read_sl = Some(slots::read_zero_byte);
+    abi.read_sl = Some(slots::read_sl);
     abi.read_dlid_path_bits = Some(slots::read_zero_byte);
 }
 
@@ -187,12 +189,22 @@ unsafe fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
     unsafe { completion_of(cq) }.qp_num
 }
 
+unsafe fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    unsafe { completion_of(cq) }.src_qp
+}
+
 unsafe fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: as in `read_opcode`.
     to_wc_flags(unsafe { completion_of(cq) }.flags)
 }
 
-/// Reads a field that only datagrams have.
+unsafe fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
+    // SAFETY: as in `read_opcode`.
+    to_sl(unsafe { completion_of(cq) }.flags)
+}
+
+/// Reads a field of InfiniBand's link layer.
 unsafe fn read_zero(_cq: *mut ibv_cq_ex) -> u32 {
     0
 }

@@ -87,11 +87,11 @@ export_symbols! { "IBVERBS_1.1":
     fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah = address_vector::create_ah;
     fn ibv_create_ah_from_wc(
         pd: *mut ibv_pd, wc: *mut ibv_wc, grh: *mut ibv_grh, port_num: u8,
-    ) -> *mut ibv_ah = not::create_ah_from_wc;
+    ) -> *mut ibv_ah = address_vector::create_ah_from_wc;
     fn ibv_init_ah_from_wc(
         context: *mut ibv_context, port_num: u8, wc: *mut ibv_wc, grh: *mut ibv_grh,
         ah_attr: *mut ibv_ah_attr,
-    ) -> c_int = not::init_ah_from_wc;
+    ) -> c_int = address_vector::init_ah_from_wc;
     fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int = address_vector::destroy_ah;
     fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int
         = not::change_multicast;

@@ -11,7 +11,7 @@
 //! | `address_vector.rs` | address vectors and handles |
 //! | `objects.rs`, `users.rs` | objects by number, and their use counts |
 //! | `names.rs`, `rates.rs`, `sysfs.rs`, `fork.rs` | text of numbers, files, fork |
-//! | `unsupported.rs` | features that iWARP does not have, and the kernel's own interfaces |
+//! | `unsupported.rs` | features that siwd does not have, and the kernel's own interfaces |
 
 mod address_vector;
 pub mod async_event;

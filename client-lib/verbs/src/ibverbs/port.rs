@@ -22,6 +22,10 @@ const GRH_REQUIRED: u8 = 1;
 /// Offset of `active_speed_ex`, which later releases have behind the fields of this one; zero means `active_speed`.
 const SPEED_EX: usize = 52;
 
+/// Headers and trailer of a datagram within an IP packet: IPv6 40, UDP 8, BTH 12, DETH 8, immediate data 4 and
+/// ICRC 4 bytes (InfiniBand Architecture Specification, annex A17). Programs send datagrams of the port's MTU.
+const DATAGRAM_HEADERS: u32 = 76;
+
 /// Rounds down to a power of two of the enumeration.
 fn to_mtu(bytes: u32) -> ibv_mtu {
     match bytes {
@@ -42,7 +46,11 @@ fn port_attributes(context: &ContextObject, info: &DeviceInfo, gids: usize) -> i
     } else {
         IBV_PORT_DOWN
     };
-    attr.max_mtu = to_mtu(info.mtu);
+    let persona = context.device().persona();
+    attr.max_mtu = match persona.has_datagrams() {
+        true => to_mtu(info.mtu.saturating_sub(DATAGRAM_HEADERS)),
+        false => to_mtu(info.mtu),
+    };
     attr.active_mtu = attr.max_mtu;
     attr.gid_tbl_len = gids as c_int;
     attr.max_msg_sz = u32::try_from(context.client().limits().max_msg).unwrap_or(u32::MAX);
@@ -55,7 +63,6 @@ fn port_attributes(context: &ContextObject, info: &DeviceInfo, gids: usize) -> i
     } else {
         PHYS_DISABLED
     };
-    let persona = context.device().persona();
     attr.link_layer = persona.link_layer() as u8;
     attr.lid = persona.lid(info.ips.iter().copied());
     attr.sm_lid = attr.lid;

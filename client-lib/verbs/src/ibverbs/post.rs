@@ -1,6 +1,7 @@
 //! Posting (ibv_post_send(3), ibv_post_recv(3), ibv_post_srq_recv(3)), which programs call through
 //! the context: a list is posted without an allocation or a look-up, with one doorbell.
 
+use super::address_vector::AhObject;
 use super::mw::{MwObject, to_binding};
 use super::qp::QpObject;
 use super::send_flags::to_flags;
@@ -217,6 +218,49 @@ unsafe fn push_special(
     }
 }
 
+/// Pushes one datagram of a list.
+///
+/// # Safety
+/// The contract of ibv_post_send(3), with a queue pair of datagrams.
+#[inline]
+unsafe fn push_datagram(
+    posting: &mut SendPosting<'_>,
+    queue_pair: &QpObject,
+    wr: &ibv_send_wr,
+) -> Result<(), Error> {
+    let mut room = Realigned::uninit();
+    // SAFETY: by the caller's contract. `ud` is the valid field of the union.
+    let (sges, ud, imm_data) = unsafe {
+        (
+            to_sges(wr.sg_list, wr.num_sge, &mut room)?,
+            wr.wr.ud,
+            wr.__bindgen_anon_1.imm_data,
+        )
+    };
+    // SAFETY: by the caller's contract, NULL or an address handle of this library.
+    let ah = unsafe { AhObject::number_for(ud.ah, queue_pair) }?;
+    let (opcode, imm) = match wr.opcode {
+        IBV_WR_SEND => (Opcode::Send, 0),
+        IBV_WR_SEND_WITH_IMM => (Opcode::SendWithImm, u32::from_be(imm_data)),
+        _ => return Err(Error::Invalid(DATAGRAM_OPCODES)),
+    };
+    let request = SendWr {
+        opcode,
+        imm,
+        ..SendWr::send(wr.wr_id, SendData::Sges(sges)).with_flags(to_flags(wr.send_flags)?)
+    };
+    let request = request.with_destination(ah, ud.remote_qpn, ud.remote_qkey);
+    if wr.send_flags & IBV_SEND_INLINE != 0 {
+        // SAFETY: by the caller's contract.
+        return unsafe { push_inline(posting, &request, sges) };
+    }
+    posting.push(&request)
+}
+
+/// Reason why any other request is refused.
+pub(super) const DATAGRAM_OPCODES: &str =
+    "a UD queue pair has SEND and SEND with immediate data only";
+
 /// ibv_post_send(3)
 pub unsafe fn post_send(
     qp: *mut ibv_qp,
@@ -237,7 +281,13 @@ pub unsafe fn post_send(
     // SAFETY: a list that ends with NULL.
     while let Some(request) = unsafe { next.as_ref() } {
         // SAFETY: as the caller promised.
-        if let Err(error) = unsafe { push_request(&mut posting, request) } {
+        let pushed = unsafe {
+            match queue_pair.is_datagram() {
+                false => push_request(&mut posting, request),
+                true => push_datagram(&mut posting, queue_pair, request),
+            }
+        };
+        if let Err(error) = pushed {
             drop(posting);
             // SAFETY: a pointer to write.
             unsafe { bad.write(next) };
@@ -333,6 +383,9 @@ pub unsafe fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) 
     // SAFETY: as the caller promised.
     let (queue_pair, window, bind) =
         unsafe { (QpObject::from_abi(qp), MwObject::from_abi(mw), &*bind) };
+    if queue_pair.is_datagram() {
+        return fail_with("ibv_bind_mw", &Error::Invalid(DATAGRAM_OPCODES));
+    }
     // SAFETY: as above.
     if unsafe { (*mw).pd != (*qp).pd || (*mw).type_ != IBV_MW_TYPE_1 } {
         return fail_errno(libc::EPERM);

@@ -31,6 +31,7 @@ pub struct QpObject {
     /// Attached completion counters, with the operations that each counts.
     counters: ProcessMutex<Vec<AttachedCounter>>,
     is_extended: bool,
+    is_datagram: bool,
     /// Number that no other queue pair of the process has or will have.
     pub serial: u64,
 }
@@ -65,6 +66,12 @@ impl QpObject {
     /// The struct that the program sees.
     pub fn abi(&self) -> &ibv_qp {
         &self.abi.qp_base
+    }
+
+    /// Returns whether it sends and receives datagrams (UD), without a connection.
+    #[inline]
+    pub fn is_datagram(&self) -> bool {
+        self.is_datagram
     }
 
     /// Its context.
@@ -104,6 +111,19 @@ fn not_supported(reason: &str) -> Error {
     }
 }
 
+/// Fails if the device has no datagrams.
+fn check_datagrams(context: &ContextObject) -> Result<(), Error> {
+    if !context.device().persona().has_datagrams() {
+        return Err(not_supported(
+            "iWARP has reliable connections only (RC): siwrun --persona roce shows a device with datagrams (UD)",
+        ));
+    }
+    if !context.client().has_datagrams() {
+        return Err(not_supported("this siwd has no datagrams (UD): update it"));
+    }
+    Ok(())
+}
+
 /// # Safety
 /// The objects in `init` are NULL or of this library.
 unsafe fn create(
@@ -111,8 +131,11 @@ unsafe fn create(
     init: &mut ibv_qp_init_attr,
     is_extended: bool,
 ) -> Result<Box<QpObject>, Error> {
-    if init.qp_type != IBV_QPT_RC {
-        return Err(not_supported("iWARP has reliable connections only (RC)"));
+    let is_datagram = init.qp_type == IBV_QPT_UD;
+    if init.qp_type != IBV_QPT_RC && !is_datagram {
+        return Err(not_supported(
+            "siwd has reliable connections (RC) and datagrams (UD) only",
+        ));
     }
     if pd.is_null() || init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(Error::Invalid(
@@ -127,6 +150,11 @@ unsafe fn create(
             CqObject::from_abi(init.recv_cq),
         )
     };
+    // SAFETY: a context is open as long as its objects exist.
+    let context = unsafe { ContextObject::from_abi(pd_object.context()) };
+    if is_datagram {
+        check_datagrams(context)?;
+    }
     let wanted = to_init(&init.cap, init.sq_sig_all);
     let srq = (!init.srq.is_null())
         // SAFETY: by the caller's contract.
@@ -151,7 +179,7 @@ unsafe fn create(
     base.qp_num = qp.qp_num();
     base.state = IBV_QPS_RESET;
     base.qp_type = init.qp_type;
-    fill_extended(&mut abi);
+    fill_extended(&mut abi, is_datagram);
     pd_object.users.add();
     send_cq.users.add();
     recv_cq.users.add();
@@ -162,16 +190,16 @@ unsafe fn create(
         abi,
         _later: LATER_FIELDS,
         batch: Batch::default(),
-        attributes: ProcessMutex::new(Attributes::new(init)),
+        attributes: ProcessMutex::new(Attributes::new(init, context.device().persona())),
         async_events: EventCount::default(),
         counters: ProcessMutex::default(),
         is_extended,
+        is_datagram,
         serial: LAST_SERIAL.fetch_add(1, Ordering::Relaxed) + 1,
         qp,
     });
     let number = queue_pair.qp.qp_num();
-    let objects = queue_pair.context().objects();
-    objects.qps.insert(number, queue_pair.as_abi());
+    context.objects().qps.insert(number, queue_pair.as_abi());
     Ok(queue_pair)
 }
 
@@ -194,6 +222,9 @@ const SEND_OPS: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 
+/// Those of datagrams.
+const DATAGRAM_OPS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
+
 fn check_extended(attr: &ibv_qp_init_attr_ex) -> Result<bool, Error> {
     let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let flags_are_zero =
@@ -207,8 +238,15 @@ fn check_extended(attr: &ibv_qp_init_attr_ex) -> Result<bool, Error> {
         return Err(Error::Invalid("a queue pair needs a protection domain"));
     }
     let with_ops = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-    if with_ops && attr.send_ops_flags & !SEND_OPS != 0 {
-        return Err(not_supported("iWARP does not have this send operation"));
+    let (known, reason) = match attr.qp_type {
+        IBV_QPT_UD => (
+            DATAGRAM_OPS,
+            "datagrams (UD) have SEND and SEND with immediate data only",
+        ),
+        _ => (SEND_OPS, "iWARP does not have this send operation"),
+    };
+    if with_ops && attr.send_ops_flags & !known != 0 {
+        return Err(not_supported(reason));
     }
     Ok(with_ops)
 }

@@ -1,7 +1,9 @@
 //! Work requests built by calls (ibv_wr_post(3)): `ibv_wr_start`, one call for each request and its
 //! data, `ibv_wr_complete`. The requests are kept until then, so that they can be aborted.
 
+use super::address_vector::AhObject;
 use super::mw::{MwObject, to_binding};
+use super::post::DATAGRAM_OPCODES;
 use super::qp::QpObject;
 use super::send_flags::to_flags;
 use crate::abi::*;
@@ -35,6 +37,8 @@ struct BuiltRequest {
     request: SendWr<'static>,
     data: BuiltData,
     window: Option<(*mut ibv_mw, u32)>,
+    /// A datagram with its destination, or any other request.
+    has_destination: bool,
 }
 
 /// Data of a request: ranges in the lists of [`Building`], or operands. `AsItIs` leaves the data
@@ -56,11 +60,12 @@ impl Building {
         self.error = None;
     }
 
-    fn push_request(&mut self, request: SendWr<'static>, data: BuiltData) {
+    fn push_request(&mut self, request: SendWr<'static>, data: BuiltData, has_destination: bool) {
         self.requests.push(BuiltRequest {
             request,
             data,
             window: None,
+            has_destination,
         });
     }
 
@@ -84,8 +89,23 @@ impl Building {
         };
     }
 
+    /// Sets the destination of the last request.
+    fn set_destination(&mut self, ah: u32, qpn: u32, qkey: u32) {
+        let Some(last) = self.requests.last_mut() else {
+            self.error = Some(Error::Invalid("an address without a work request"));
+            return;
+        };
+        last.request = last.request.with_destination(ah, qpn, qkey);
+        last.has_destination = true;
+    }
+
     fn post_all(&self, posting: &mut SendPosting<'_>) -> Result<(), Error> {
         for built in &self.requests {
+            if !built.has_destination {
+                return Err(Error::Invalid(
+                    "a datagram needs a destination (ibv_wr_set_ud_addr(3))",
+                ));
+            }
             let data = match built.data {
                 BuiltData::None => SendData::Sges(&[]),
                 BuiltData::Sges(from, to) => SendData::Sges(&self.sges[from..to]),
@@ -117,7 +137,7 @@ impl Building {
 
 /// Functions in the struct of a queue pair.
 mod slots {
-    use crate::abi::{ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
+    use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
     use std::ffi::{c_int, c_void};
 
     crate::export::fast_functions! {
@@ -140,6 +160,8 @@ mod slots {
         pub fn bind_mw(
             qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info,
         ) = super::bind_mw;
+        pub fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32)
+            = super::set_ud_addr;
         pub fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) = super::set_sge;
         pub fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge)
             = super::set_sge_list;
@@ -152,7 +174,10 @@ mod slots {
 
 /// Fills in the functions of a queue pair. Those of other transports stay empty: ibv_create_qp_ex
 /// refuses their send operations.
-pub(super) fn fill_extended(abi: &mut ibv_qp_ex) {
+pub(super) fn fill_extended(abi: &mut ibv_qp_ex, is_datagram: bool) {
+    if is_datagram {
+        abi.wr_set_ud_addr = Some(slots::set_ud_addr);
+    }
     abi.wr_start = Some(slots::start);
     abi.wr_complete = Some(slots::complete);
     abi.wr_abort = Some(slots::abort);
@@ -198,15 +223,24 @@ unsafe fn building<'a>(qp: *mut ibv_qp_ex) -> &'a mut Building {
 /// As [`building`].
 unsafe fn begin_request(qp: *mut ibv_qp_ex, opcode: Opcode, imm: u32, data: BuiltData) {
     // SAFETY: by the caller's contract.
-    let (building, wr_id, flags) = unsafe { (building(qp), (*qp).wr_id, (*qp).wr_flags) };
+    let (building, wr_id, flags, is_datagram) = unsafe {
+        (
+            building(qp),
+            (*qp).wr_id,
+            (*qp).wr_flags,
+            object_of(qp).is_datagram(),
+        )
+    };
+    let is_refused = is_datagram && !matches!(opcode, Opcode::Send | Opcode::SendWithImm);
     match to_flags(flags) {
+        Ok(_) if is_refused => building.error = Some(Error::Invalid(DATAGRAM_OPCODES)),
         Ok(flags) => {
             let request = SendWr {
                 opcode,
                 imm,
                 ..SendWr::send(wr_id, SendData::Sges(&[])).with_flags(flags)
             };
-            building.push_request(request, data);
+            building.push_request(request, data, !is_datagram);
         }
         Err(error) => building.error = Some(error),
     }
@@ -322,6 +356,16 @@ unsafe fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const i
             let bind = window.mw().bind_request(wr_id, &to_binding(&*info), rkey);
             last.request = bind.with_flags(flags);
             last.window = Some((mw, rkey));
+        }
+    }
+}
+
+unsafe fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
+    // SAFETY: as in `start`, with NULL or an address handle of this library.
+    unsafe {
+        match AhObject::number_for(ah, object_of(qp)) {
+            Ok(ah) => building(qp).set_destination(ah, remote_qpn, remote_qkey),
+            Err(error) => building(qp).error = Some(error),
         }
     }
 }

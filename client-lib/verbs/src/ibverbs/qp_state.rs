@@ -2,14 +2,15 @@
 //!
 //! The daemon knows only iWARP's states: unconnected, and those of a connection. The verbs states
 //! before that (RESET, INIT, and RTR and RTS while connecting) are kept here. A new queue pair is
-//! in INIT, as with every RNIC under Linux: iWARP's IDLE, in which receive requests may be posted.
+//! in INIT, as with every RNIC under Linux: iWARP's IDLE, in which receive requests may be posted;
+//! with the other personas it is in RESET.
 
 use super::address_vector::AddressPair;
 use super::port::PORT;
 use super::qp::{QpObject, to_cap};
 use crate::abi::*;
 use crate::status::fail_with;
-use siw::{Access, Error, PairOptions, QpState, VerbsQpState};
+use siw::{Access, Error, PairOptions, Persona, QpState, VerbsQpState};
 use std::ffi::c_int;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -27,21 +28,28 @@ pub struct Attributes {
     is_paired: bool,
     /// The program has set `qp_access_flags`.
     limits_access: bool,
+    /// It sends and receives datagrams, without a connection.
+    is_datagram: bool,
 }
 
 // SAFETY: numbers only.
 unsafe impl Send for Attributes {}
 
 impl Attributes {
-    /// Attributes of a new queue pair.
-    pub fn new(init: &ibv_qp_init_attr) -> Attributes {
+    /// Attributes of a new queue pair of a device with that persona.
+    pub fn new(init: &ibv_qp_init_attr, persona: Persona) -> Attributes {
+        let is_datagram = init.qp_type == IBV_QPT_UD;
         Attributes {
-            state: IBV_QPS_INIT,
+            state: match persona {
+                Persona::Iwarp => IBV_QPS_INIT,
+                Persona::Roce | Persona::Ib | Persona::Unspecified => IBV_QPS_RESET,
+            },
             // SAFETY: the struct is made of numbers.
             set: unsafe { std::mem::zeroed() },
             sq_sig_all: init.sq_sig_all,
             is_paired: false,
             limits_access: false,
+            is_datagram,
         }
     }
 
@@ -58,8 +66,8 @@ impl Attributes {
         match of_daemon {
             Some(QpState::Idle) | None => self.state,
             // The connection may be established before the program moves the queue pair to RTR or
-            // RTS.
-            Some(QpState::Rtr | QpState::Rts) if self.is_paired => self.state,
+            // RTS. To the daemon a queue pair of datagrams is in RTS from the move to RTR on.
+            Some(QpState::Rtr | QpState::Rts) if self.is_paired || self.is_datagram => self.state,
             Some(state) => VerbsQpState::from(state) as ibv_qp_state,
         }
     }
@@ -86,6 +94,7 @@ impl Attributes {
             IBV_QP_MAX_DEST_RD_ATOMIC => max_dest_rd_atomic;
             IBV_QP_MIN_RNR_TIMER => min_rnr_timer;
             IBV_QP_DEST_QPN => dest_qp_num;
+            IBV_QP_QKEY => qkey;
         }
         self.limits_access |= mask & IBV_QP_ACCESS_FLAGS != 0;
     }
@@ -146,6 +155,9 @@ fn check_attributes(
         return Ok(());
     }
     let from = queue_pair.verbs_state();
+    if queue_pair.is_datagram() {
+        return check_datagram_attributes(from, attr.qp_state, mask);
+    }
     let is_paired = queue_pair.lock_attributes().is_paired;
     let required = match attr.qp_state {
         IBV_QPS_RTR if from == IBV_QPS_INIT && mask & CONNECTS != 0 => TO_RTR,
@@ -155,6 +167,33 @@ fn check_attributes(
     if mask & required != required {
         return Err(Error::Invalid(
             "attributes that this transition requires are missing in the mask (ibv_modify_qp(3))",
+        ));
+    }
+    Ok(())
+}
+
+/// Checks the mask of a transition of a queue pair of datagrams: ibv_modify_qp(3) lists the attributes that
+/// each transition requires and permits.
+fn check_datagram_attributes(
+    from: ibv_qp_state,
+    to: ibv_qp_state,
+    mask: ibv_qp_attr_mask,
+) -> Result<(), Error> {
+    const PORT_ATTRIBUTES: ibv_qp_attr_mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    let (required, permitted) = match (from, to) {
+        (IBV_QPS_RESET, IBV_QPS_INIT) => (PORT_ATTRIBUTES, 0),
+        (_, IBV_QPS_INIT) => (0, PORT_ATTRIBUTES),
+        (_, IBV_QPS_RTR) => (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+        (IBV_QPS_RTR, IBV_QPS_RTS) => (IBV_QP_SQ_PSN, IBV_QP_QKEY),
+        (IBV_QPS_RTS, IBV_QPS_RTS) => (0, IBV_QP_QKEY),
+        (_, IBV_QPS_SQD) => (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        _ => (0, 0),
+    };
+    let always = IBV_QP_STATE | IBV_QP_CUR_STATE;
+    if mask & required != required || mask & !(required | permitted | always) != 0 {
+        return Err(Error::Invalid(
+            "the mask lacks an attribute that this transition of a UD queue pair requires, or has one that it \
+             does not permit (ibv_modify_qp(3))",
         ));
     }
     Ok(())
@@ -217,6 +256,10 @@ fn change_state(
             queue_pair.lock_attributes().is_paired = false;
         }
         IBV_QPS_ERR => qp.set_error()?,
+        IBV_QPS_RTR if queue_pair.is_datagram() => start_datagrams(queue_pair, wanted)?,
+        IBV_QPS_RTS if queue_pair.is_datagram() && mask & IBV_QP_QKEY != 0 => {
+            start_datagrams(queue_pair, wanted)?
+        }
         // Without a peer's address rdma_cm makes the connection.
         IBV_QPS_RTR if from == IBV_QPS_INIT && mask & CONNECTS == CONNECTS => {
             let options = pair_options(queue_pair, wanted)?;
@@ -236,6 +279,21 @@ fn change_state(
     }
     queue_pair.lock_attributes().state = to;
     Ok(())
+}
+
+/// Makes the queue pair receive datagrams with its Q_Key, and permits posting them.
+fn start_datagrams(queue_pair: &QpObject, wanted: &Attributes) -> Result<(), Error> {
+    let device = queue_pair.context().device().info().index;
+    queue_pair.qp().start_datagrams(device, wanted.set.qkey)
+}
+
+/// Sets a new Q_Key of a queue pair that may be receiving already.
+fn change_qkey(queue_pair: &QpObject, wanted: &Attributes) -> Result<(), Error> {
+    match queue_pair.verbs_state() {
+        IBV_QPS_RTR | IBV_QPS_RTS => start_datagrams(queue_pair, wanted),
+        // The move to RTR sets it.
+        _ => Ok(()),
+    }
 }
 
 /// Updates the denied access rights of a queue pair that is connected without rdma_cm. For a queue
@@ -275,6 +333,8 @@ fn apply_attributes(
     wanted.merge(attr, mask);
     if mask & IBV_QP_STATE != 0 {
         change_state(queue_pair, attr, mask, &wanted)?;
+    } else if mask & IBV_QP_QKEY != 0 && queue_pair.is_datagram() {
+        change_qkey(queue_pair, &wanted)?;
     }
     if mask & IBV_QP_ACCESS_FLAGS != 0 {
         limit_access(queue_pair, &wanted)?;

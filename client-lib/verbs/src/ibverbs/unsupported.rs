@@ -1,32 +1,9 @@
-//! Features that iWARP does not have (address handles of received datagrams, multicast, ECE, dmabuf,
-//! import of objects), and the interface between libibverbs and its provider libraries, which exists only so that
+//! Features that siwd does not have (multicast, ECE, dmabuf, import of objects), and the interface between libibverbs and its provider libraries, which exists only so that
 //! programs linked with libmlx5 or libefa start. Each call fails with the errno of its manual page.
 
 use crate::abi::*;
 use crate::status::{fail_errno, null_with};
 use std::ffi::{c_int, c_void};
-
-/// ibv_create_ah_from_wc(3)
-pub unsafe fn create_ah_from_wc(
-    _pd: *mut ibv_pd,
-    _wc: *mut ibv_wc,
-    _grh: *mut ibv_grh,
-    _port_num: u8,
-) -> *mut ibv_ah {
-    null_with(libc::EOPNOTSUPP)
-}
-
-/// ibv_init_ah_from_wc(3)
-pub unsafe fn init_ah_from_wc(
-    _context: *mut ibv_context,
-    _port_num: u8,
-    _wc: *mut ibv_wc,
-    _grh: *mut ibv_grh,
-    _ah_attr: *mut ibv_ah_attr,
-) -> c_int {
-    fail_errno(libc::EOPNOTSUPP);
-    -1
-}
 
 /// ibv_attach_mcast(3), ibv_detach_mcast(3)
 pub unsafe fn change_multicast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {

@@ -92,6 +92,13 @@ unsafe fn create(
     attr: &mut ibv_qp_init_attr,
     make: impl FnOnce(*mut ibv_pd, &mut ibv_qp_init_attr) -> *mut ibv_qp,
 ) -> Result<(), Error> {
+    if attr.qp_type == IBV_QPT_UD {
+        return Err(Error::Refused {
+            errno: libc::EOPNOTSUPP,
+            reason: "siwd's rdma_cm has connections only: datagrams (UD) need ibv_create_qp and ibv_create_ah"
+                .into(),
+        });
+    }
     // SAFETY: as the caller promised; the identifier's own fields.
     unsafe {
         if !(*id).qp.is_null() {

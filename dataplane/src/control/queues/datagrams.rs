@@ -52,8 +52,10 @@ fn path_of(view: &DeviceView, request: &m::CreateAh) -> Result<DatagramPath, Ref
         let why = format!("device {} does not have {from}", view.name);
         return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
     }
+    // The XDP program leaves them to the kernel.
     let shared = view.host_ports.as_ref().map(|ports| ports.addresses());
-    if shared.is_some_and(|addresses| addresses.contains(&from)) {
+    let is_shared = shared.is_some_and(|addresses| addresses.contains(&from));
+    if is_shared && view.config.host_interface.is_none() {
         let why = format!(
             "the kernel has {from}, too, and gets the datagrams to it: give device {} an address that \
              the kernel does not have",
@@ -225,6 +227,13 @@ pub(in crate::control) fn start_datagrams(
         qp.is_of_datagrams = true;
         (qp.worker, qp.device) = (worker, device);
         let setup = Box::new(client.worker_setup(qpn)?);
+        let view = context.devices.check_device(device)?;
+        if view.host_ports.is_some() {
+            for worker in &view.workers {
+                let command = Command::TakeSharedDatagrams { device };
+                context.workers.post_command(*worker, command);
+            }
+        }
         let command = Command::StartDatagrams {
             setup,
             device,

@@ -47,7 +47,7 @@ struct Arguments {
     #[arg(long)]
     no_mirror: bool,
     /// Kind of device that the program sees, instead of that in the configuration of siwd: `roce` or
-    /// `ib` for programs that refuse iWARP devices. The wire is iWARP under each.
+    /// `ib` for programs that refuse iWARP devices. Connections are iWARP under each.
     #[arg(long, value_parser = known_personas())]
     persona: Option<String>,
     /// Handling of a message that arrives before its receive work request: iWARP ends the

@@ -7,31 +7,30 @@ pub struct Unsupported {
     pub advice: &'static str,
 }
 
-/// Functions that fail with EOPNOTSUPP at each call.
+/// Functions that fail with EOPNOTSUPP at each call on a device with the default persona.
 pub const UNSUPPORTED: &[Unsupported] = &[
     Unsupported {
-        names: &["ibv_create_ah"],
-        why: "an iWARP device has no address handles, which are for datagrams (UD)",
-        advice: "use reliable connections (RC); siwrun --persona roce creates the handles, if the program needs \
-                 them only to test an address",
-    },
-    Unsupported {
         names: &[
+            "ibv_create_ah",
             "ibv_create_ah_from_wc",
             "ibv_init_ah_from_wc",
-            "ibv_resolve_eth_l2_from_gid",
         ],
-        why: "address handles are for datagrams (UD), which iWARP does not have",
-        advice: "use reliable connections (RC)",
+        why: "an iWARP device has no datagrams (UD) and no address handles",
+        advice: "siwrun --persona roce shows devices that have them, or use reliable connections (RC)",
+    },
+    Unsupported {
+        names: &["ibv_resolve_eth_l2_from_gid"],
+        why: "siwd does not tell programs the Ethernet addresses of its peers",
+        advice: "leave the address to ibv_create_ah, which resolves it",
     },
     Unsupported {
         names: &["ibv_attach_mcast", "ibv_detach_mcast"],
-        why: "iWARP has no multicast",
+        why: "siwd has no multicast",
         advice: "use another transport of the program for multicast",
     },
     Unsupported {
         names: &["rdma_join_multicast", "rdma_join_multicast_ex"],
-        why: "iWARP has no multicast",
+        why: "siwd has no multicast",
         advice: "use another transport of the program for multicast",
     },
     Unsupported {
@@ -70,8 +69,7 @@ pub const REFUSING: &[Refusing] = &[
         marks: &["libuct.so", "libucp.so"],
         name: "UCX",
         why: "UCX uses only devices whose transport is InfiniBand, RoCE included, or unspecified",
-        advice: "siwrun --persona roce, with UCX_TLS=rc_verbs,tcp in the environment: siwd has no datagrams (UD), by \
-                 which UCX connects otherwise, before 1.18 in any case",
+        advice: "siwrun --persona roce",
     },
     Refusing {
         marks: &["NON InfiniBand device"],

@@ -18,7 +18,10 @@ const ENTRIES: c_int = 1 << 16;
 const PAGE: u64 = 4096;
 
 /// Creates objects up to the limit, or to [`MANY`].
-fn make_many<T>(limit: c_int, make: impl FnMut() -> Result<T, String>) -> Result<Proof, String> {
+pub fn make_many<T>(
+    limit: c_int,
+    make: impl FnMut() -> Result<T, String>,
+) -> Result<Proof, String> {
     ensure_that(limit > 0, "the limit is 0")?;
     let count = limit.min(MANY) as usize;
     let made: Result<Vec<T>, String> = std::iter::repeat_with(make).take(count).collect();

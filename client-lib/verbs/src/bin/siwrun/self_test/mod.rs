@@ -6,6 +6,7 @@
 //! | `verbs.rs` | the library's functions, contexts |
 //! | `completions.rs`, `memory.rs`, `queue_pair.rs` | its objects, connections |
 //! | `capabilities.rs` | bits of `device_cap_flags`, atomics |
+//! | `datagrams.rs` | UD queue pairs, address handles |
 //! | `limits.rs` | numbers of ibv_query_device(3) and ibv_query_port(3) |
 //! | `operations.rs` | work requests, events, states |
 //! | `proof.rs` | outcome of a check |
@@ -14,6 +15,7 @@
 mod abi;
 mod capabilities;
 mod completions;
+mod datagrams;
 mod limits;
 mod memory;
 mod operations;
@@ -60,6 +62,7 @@ const CHECKS: &[Check] = &[
     ("SEND", operations::check_send),
     ("RDMA_WRITE", operations::check_write),
     ("RDMA_READ", operations::check_read),
+    ("UD, max_ah", datagrams::check_datagrams),
     ("access rights", operations::access_rights),
     ("ibv_wr_*, ibv_cq_ex", operations::extended_interface),
     ("completion channels", operations::completion_events),

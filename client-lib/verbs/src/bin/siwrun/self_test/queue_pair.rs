@@ -45,8 +45,19 @@ impl LibraryMr {
 }
 
 impl LibraryQp {
-    /// ibv_create_qp(3)
+    /// Creates a queue pair for a connection (RC).
     pub fn new(
+        pd: &Rc<LibraryPd>,
+        cq: &Rc<LibraryCq>,
+        srq: Option<&Rc<LibrarySrq>>,
+        cap: ibv_qp_cap,
+    ) -> Result<LibraryQp, String> {
+        LibraryQp::with_type(IBV_QPT_RC, pd, cq, srq, cap)
+    }
+
+    /// ibv_create_qp(3)
+    pub fn with_type(
+        qp_type: ibv_qp_type,
         pd: &Rc<LibraryPd>,
         cq: &Rc<LibraryCq>,
         srq: Option<&Rc<LibrarySrq>>,
@@ -57,7 +68,7 @@ impl LibraryQp {
             let mut init: ibv_qp_init_attr = zeroed();
             (init.send_cq, init.recv_cq) = (cq.raw, cq.raw);
             init.srq = srq.map_or(null_mut(), |srq| srq.raw);
-            (init.cap, init.qp_type) = (cap, IBV_QPT_RC);
+            (init.cap, init.qp_type) = (cap, qp_type);
             ((verbs().ibv_create_qp)(pd.raw, &raw mut init), init.cap)
         };
         if raw.is_null() {

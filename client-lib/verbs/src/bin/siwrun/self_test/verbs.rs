@@ -79,6 +79,9 @@ library_functions! {
     fn ibv_query_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
     fn ibv_destroy_qp(*mut ibv_qp) -> c_int;
     fn ibv_qp_to_qp_ex(*mut ibv_qp) -> *mut ibv_qp_ex;
+    fn ibv_create_ah(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
+    fn ibv_create_ah_from_wc(*mut ibv_pd, *mut ibv_wc, *mut ibv_grh, u8) -> *mut ibv_ah;
+    fn ibv_destroy_ah(*mut ibv_ah) -> c_int;
     fn ibv_wc_status_str(ibv_wc_status) -> *const c_char;
 }
 
