@@ -107,7 +107,7 @@ impl UdHeader {
     /// Returns the fields, and the offset and length of the payload.
     ///
     /// # Errors
-    /// It is not a complete UD SEND.
+    /// The bytes are no complete UD SEND.
     #[inline]
     pub fn parse(head: &[u8], len: usize) -> Result<(UdHeader, usize, usize), UdError> {
         let bth: &[u8; BTH_LEN] = head.first_chunk().ok_or(UdError::TooShort)?;

@@ -149,7 +149,7 @@ pub struct ClientQp {
     pub is_recorded: bool,
     /// Charge of its connection, with the claim of the local port that its client chose.
     pub connection: Option<Charged<PortClaim, 2>>,
-    /// It sends and receives datagrams, or did before an error.
+    /// Datagrams are sent and received, or were before an error.
     pub is_of_datagrams: bool,
     /// The end of its connection is among [`Resources::ends`] already.
     pub end_is_recorded: bool,

@@ -153,7 +153,7 @@ impl RecordWriter<TxRecord> for NoRecords {
 
 /// Outcome of an attempt to send one datagram.
 enum SendOutcome {
-    /// It left, or is lost.
+    /// The datagram left, or is lost.
     Done,
     /// There is no request.
     Drained,

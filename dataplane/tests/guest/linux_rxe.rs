@@ -41,7 +41,7 @@ fn gid_text(ip: IpAddr) -> String {
     ip.octets().map(|byte| format!("{byte:02x}")).concat()
 }
 
-/// What ibv_ud_pingpong tells its other end.
+/// Parameters that ibv_ud_pingpong tells its other end.
 fn description(end: &End, own: IpAddr) -> Vec<u8> {
     let gid = gid_text(own);
     format!("0000:{:06x}:000000:{gid}\0", end.qp.qp_num()).into_bytes()

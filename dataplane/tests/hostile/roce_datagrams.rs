@@ -155,7 +155,7 @@ fn siwd_sends_datagrams_as_the_standard_says() {
         daemon, wire, end, ..
     } = Rig::new("[]");
     let frame = std::thread::scope(|scope| {
-        // It answers ARP.
+        // Answers ARP.
         let peer = scope.spawn(|| {
             let until = Instant::now() + PATIENCE;
             loop {

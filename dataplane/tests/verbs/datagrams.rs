@@ -219,7 +219,7 @@ fn lengths_beyond_the_limits_end_the_queue_pair() {
     assert_eq!(a.wc().status, WcStatus::LOC_LEN_ERR);
     let event = a.ctx.get_async_event(Some(PATIENCE)).unwrap();
     assert_eq!(event.kind, Some(AsyncEventKind::QpFatal));
-    // It can be used again after a reset.
+    // The queue pair can be used again after a reset.
     assert!(a.qp.start_datagrams(0, QKEY).is_err());
     for (end, device) in [(&a, 0), (&b, 1)] {
         end.qp.reset().unwrap();

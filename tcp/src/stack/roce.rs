@@ -203,7 +203,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// that an unresolved neighbour is charged to.
     ///
     /// # Errors
-    /// It cannot be sent now.
+    /// The datagram cannot be sent now.
     #[inline]
     pub fn roce_headers(
         &mut self,

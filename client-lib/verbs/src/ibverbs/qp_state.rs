@@ -28,7 +28,7 @@ pub struct Attributes {
     is_paired: bool,
     /// The program has set `qp_access_flags`.
     limits_access: bool,
-    /// It sends and receives datagrams, without a connection.
+    /// Datagrams are sent and received, without a connection.
     is_datagram: bool,
 }
 
