@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn icmp_for_unknown_protocols_is_rate_limited() {
     let mut lab = Lab::new();
-    let frame = ends("192.0.2.1").udp([53, 4791], &pattern(700));
+    let frame = ends("192.0.2.1").udp([53, 9999], &pattern(700));
     let replies = answers(&mut lab, frame.clone());
     assert_eq!(replies.len(), 1);
     let reply = &replies[0];
@@ -17,7 +17,7 @@ fn icmp_for_unknown_protocols_is_rate_limited() {
     assert_eq!(reply[42..], frame[14..14 + 548], "it quotes what came");
     assert_eq!(common::wire::sum(&reply[34..], 0), [0, 0]);
 
-    let frame = ends("2001:db8::1").udp([53, 4791], &pattern(1400));
+    let frame = ends("2001:db8::1").udp([53, 9999], &pattern(1400));
     let replies = answers(&mut lab, frame.clone());
     assert_eq!(replies.len(), 1);
     let reply = &replies[0];
