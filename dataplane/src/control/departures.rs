@@ -230,7 +230,8 @@ impl DepartingEntries {
 /// All departed clients. A turn looks only at those that it can do something for: thousands may wait.
 #[derive(Default)]
 pub(super) struct Departures {
-    clients: HashMap<ClientId, DepartingClient>,
+    /// Boxed: thousands may leave at once, and the map moves all of its values when it grows.
+    clients: HashMap<ClientId, Box<DepartingClient>>,
     /// Clients with entries to remove, and clients that can be freed. They take turns.
     ready: VecDeque<ClientId>,
     /// Clients whose last key may still be used by a worker, the oldest key first.
@@ -291,7 +292,7 @@ impl Departures {
             slow_to_close,
             is_parked: false,
         };
-        self.clients.insert(id, departing);
+        self.clients.insert(id, Box::new(departing));
         self.ready.push_back(id);
     }
 
@@ -325,7 +326,7 @@ impl Departures {
                     Next::Removal => self.ready.push_back(id),
                     Next::Report => departing.is_parked = true,
                     Next::GracePeriod => self.awaiting_keys.push_back(id),
-                    Next::Freeing => free_client(context, found.remove()),
+                    Next::Freeing => free_client(context, *found.remove()),
                 }
             }
             if waits >= MOST_WAITING_REGIONS || !budget.has_time() {

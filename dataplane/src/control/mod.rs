@@ -323,8 +323,9 @@ impl ControlThread {
                     }
                     token => self.on_client_readable(ClientId(token)),
                 }
-                self.end_event();
                 self.context.times.end_work("end of an event");
+                self.end_event();
+                self.context.times.end_work("answered requests");
             }
             self.take_worker_events();
             self.take_helper_reports();
@@ -864,6 +865,7 @@ impl ControlThread {
             id,
             reason,
         );
+        self.context.times.end_work("departure of a client");
     }
 
     /// Releases all clients when the daemon ends.

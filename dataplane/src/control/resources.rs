@@ -31,6 +31,7 @@ use crate::control::connection::ends::ConnectionEnds;
 use crate::control::connection::pair_schedule::{PairAttempt, PairSchedule};
 use crate::control::memory::client_memory::ClientMemory;
 use crate::control::operator::flight_recorder::{FlightRecorder, NewEvent, Owner};
+use crate::control::operator::pieced_text::PiecedText;
 use crate::control::request::deferred::DeferredRequest;
 use crate::control::request::refusal::Refusal;
 use crate::ids::{
@@ -219,7 +220,7 @@ pub struct Client {
     pub more_input: bool,
     /// The next request carries a descriptor and waits until earlier ones of its user are closed.
     pub awaits_room: bool,
-    pub stats_text: String,
+    pub stats_text: PiecedText,
     /// Heap of the recordings of its queue pairs, in bytes.
     recorded_bytes: usize,
     /// Queue memory, and heap of what varies in length without a charge of its own.
@@ -283,7 +284,7 @@ impl Client {
             parked: None,
             more_input: false,
             awaits_room: false,
-            stats_text: String::new(),
+            stats_text: PiecedText::default(),
             recorded_bytes: 0,
         }
     }
@@ -293,7 +294,7 @@ impl Client {
     fn settle_account(&mut self) {
         let heap = self.events_waiting.waiting_bytes()
             + self.memory.heap_bytes()
-            + self.stats_text.capacity()
+            + self.stats_text.heap_bytes()
             + self.recorded_bytes
             + self.queues.heap_bytes();
         self.varying.set([

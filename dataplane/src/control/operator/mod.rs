@@ -9,6 +9,7 @@ pub(super) mod lists;
 pub(super) mod loaded_configuration;
 pub(super) mod operate;
 pub mod operators;
+pub(in crate::control) mod pieced_text;
 pub mod reload;
 pub(super) mod routes;
 pub mod runtime_changes;

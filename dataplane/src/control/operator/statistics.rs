@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use siw_shm::control::messages as m;
 
 use super::counter_files::sum_of_device;
+use super::pieced_text::PiecedText;
 use crate::control::account::quotas::Quota;
 use crate::control::context::Context;
 use crate::control::request::deferred::{Deferred, Then};
@@ -21,7 +22,7 @@ const ROWS_PER_TURN: usize = 32;
 
 /// An operator's statistics: the text so far, and the rows to add.
 struct StatisticsText {
-    text: String,
+    text: PiecedText,
     sections: VecDeque<Section>,
 }
 
@@ -30,11 +31,11 @@ struct Section {
     /// Its name and opening bracket; empty when they are written.
     open: &'static str,
     rows: VecDeque<Row>,
-    close: char,
+    close: &'static str,
 }
 
 impl Section {
-    fn new(open: &'static str, rows: impl Iterator<Item = Row>, close: char) -> Section {
+    fn new(open: &'static str, rows: impl Iterator<Item = Row>, close: &'static str) -> Section {
         let rows = rows.collect();
         Section { open, rows, close }
     }
@@ -58,8 +59,8 @@ enum Row {
 impl StatisticsText {
     /// Appends the separator between rows, and a row.
     fn add_row(&mut self, row: &str) {
-        if !self.text.ends_with(['[', '{']) {
-            self.text.push(',');
+        if !matches!(self.text.last_byte(), Some(b'[' | b'{')) {
+            self.text.push_str(",");
         }
         self.text.push_str(row);
     }
@@ -116,13 +117,13 @@ impl Statistics {
         let clients = context.resources.clients.keys().copied().map(Row::Client);
         let users = context.resources.ledger.users().map(Row::User);
         let statistics = StatisticsText {
-            text,
+            text: text.as_str().into(),
             sections: VecDeque::from([
-                Section::new(r#","workers":["#, workers, ']'),
-                Section::new(r#","total":["#, devices, ']'),
-                Section::new(r#","drops":["#, drops, ']'),
-                Section::new(r#","clients":["#, clients, ']'),
-                Section::new(r#","users":{"#, users, '}'),
+                Section::new(r#","workers":["#, workers, "]"),
+                Section::new(r#","total":["#, devices, "]"),
+                Section::new(r#","drops":["#, drops, "]"),
+                Section::new(r#","clients":["#, clients, "]"),
+                Section::new(r#","users":{"#, users, "}"),
             ]),
         };
         let token = context.workers.next_token(Some(id));
@@ -131,7 +132,10 @@ impl Statistics {
     }
 
     /// Writes some rows of the statistics of one operator. Returns the whole text after the last one.
-    pub fn continue_statistics(&mut self, context: &mut Context) -> Option<(CommandToken, String)> {
+    pub fn continue_statistics(
+        &mut self,
+        context: &mut Context,
+    ) -> Option<(CommandToken, PiecedText)> {
         let (token, mut statistics) = self.reading.pop_front()?;
         // The client may have left.
         context.resources.deferred_mut(token)?;
@@ -148,7 +152,7 @@ pub(in crate::control) fn reply_statistics(
     resources: &mut Resources,
     id: ClientId,
     seq: u32,
-    text: String,
+    text: PiecedText,
 ) -> Outcome {
     let client = resources.client_mut(id)?;
     let part = statistics_part(&text, 0);
@@ -167,13 +171,13 @@ pub(in crate::control) fn read_statistics(
         let part = statistics_part(&client.stats_text, offset);
         // Read to its end.
         if u64::from(offset) + u64::from(part.len) >= client.stats_text.len() as u64 {
-            client.stats_text = String::new();
+            client.stats_text = PiecedText::default();
         }
         return send_reply::<m::ReadStats>(client, seq, &part);
     }
     if !client.account.is_operator() {
         let text = own_statistics(&context.resources, id);
-        return reply_statistics(&mut context.resources, id, seq, text);
+        return reply_statistics(&mut context.resources, id, seq, text.as_str().into());
     }
     let token = context.workers.next_token(Some(id));
     let left = context.workers.worker_count();
@@ -186,12 +190,12 @@ pub(in crate::control) fn read_statistics(
 fn write_rows(context: &Context, statistics: &mut StatisticsText) -> bool {
     for _ in 0..ROWS_PER_TURN {
         let Some(section) = statistics.sections.front_mut() else {
-            statistics.text.push('}');
+            statistics.text.push_str("}");
             return true;
         };
         statistics.text.push_str(std::mem::take(&mut section.open));
         let Some(row) = section.rows.pop_front() else {
-            statistics.text.push(section.close);
+            statistics.text.push_str(section.close);
             statistics.sections.pop_front();
             continue;
         };
@@ -430,23 +434,20 @@ fn counter_map<'a>(
 }
 
 /// The text to keep for further requests after its first part was sent.
-fn rest_to_read(text: String, first: &m::StatsReply) -> String {
+fn rest_to_read(text: PiecedText, first: &m::StatsReply) -> PiecedText {
     if text.len() > first.len as usize {
         text
     } else {
-        String::new()
+        PiecedText::default()
     }
 }
 
-fn statistics_part(text: &str, offset: u32) -> m::StatsReply {
+fn statistics_part(text: &PiecedText, offset: u32) -> m::StatsReply {
     let mut reply = m::StatsReply {
         total: text.len() as u32,
         len: 0,
         text: [0; 4096],
     };
-    let rest = text.as_bytes().get(offset as usize..).unwrap_or(&[]);
-    let len = rest.len().min(reply.text.len());
-    reply.text[..len].copy_from_slice(&rest[..len]);
-    reply.len = len as u32;
+    reply.len = text.copy_from(offset as usize, &mut reply.text) as u32;
     reply
 }

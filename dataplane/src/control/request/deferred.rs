@@ -14,6 +14,7 @@ use siw_shm::control::messages::ModifySrq;
 use super::refusal::Refusal;
 use crate::control::account::quotas::Charge;
 use crate::control::memory::client_memory::{ArenaOrigin, ClientMemory};
+use crate::control::operator::pieced_text::PiecedText;
 use crate::control::resources::Resources;
 use crate::control::threads::reports::MadeArena;
 use crate::ids::{AhId, CommandToken, CqId, Qpn, SrqId};
@@ -108,7 +109,7 @@ pub(in crate::control) enum Report {
         next: Option<u32>,
     },
     Arena(Result<MadeArena, Refusal>),
-    Statistics(String),
+    Statistics(PiecedText),
     /// Outcome of an operator's action, as text.
     Action(Result<String, Refusal>),
 }
