@@ -16,8 +16,8 @@ use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
 use siw_ports::{Port, RxQueue, TxQueue, XdpLink};
 use siw_shm::device_identity::GidTable;
 use siw_tcp::{
-    IpCidr, LearnedRoutes, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering,
-    TsoLimits, WorkerSteering,
+    IpCidr, LearnedRoutes, NetConfig, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig,
+    Steering, TcpConfig, TsoLimits, WorkerSteering,
 };
 
 use crate::config::{
@@ -519,18 +519,16 @@ impl OpenDevice {
             Some(own) => Ok(own.take()?),
             None => Err(worker % has),
         };
-        let tso = self.link.tso.then(|| self.super_segments());
+        let mut stack = self.stack_config(keys, self.link.needs_software_checksum());
+        stack.tcp.tso = self.link.tso.then(|| self.super_segments());
+        stack.net.gratuitous_arp = !self.link.in_process && worker == 0;
+        stack.net.port_mapper = self.config.port_map == PortMapPolicy::Auto;
+        stack.net.steering = home;
+        stack.net.host = self.host_ports.as_ref().map(|ports| ports.stack_share());
         Some(WorkerPortConfig {
             device,
             queues,
-            stack: StackConfig {
-                gratuitous_arp: !self.link.in_process && worker == 0,
-                port_mapper: self.config.port_map == PortMapPolicy::Auto,
-                steering: home,
-                host: self.host_ports.as_ref().map(|ports| ports.stack_share()),
-                tso,
-                ..self.stack_config(keys, self.link.needs_software_checksum())
-            },
+            stack,
             mpa: self.mpa_config(),
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
             link: self.link,
@@ -605,13 +603,11 @@ impl OpenDevice {
             .map(|cidr| IpCidr::new(cidr.addr, cidr.prefix))
             .collect();
         let (fragments, max_held_buffers) = keys.divide_held_buffers();
-        let mut stack = StackConfig {
+        let net = NetConfig {
             gateway_v4: config.gateway.as_ref().map(|gateway| *gateway.get_ref()),
             gateway_v6: config.gateway6.as_ref().map(|gateway| *gateway.get_ref()),
             mtu: *config.mtu.get_ref(),
             vlan: config.vlan.as_ref().map(|vlan| *vlan.get_ref()),
-            // A listener may want it even if its device does not.
-            show_out_of_order: true,
             routes: config
                 .routes
                 .iter()
@@ -620,29 +616,32 @@ impl OpenDevice {
                     via: *route.via.get_ref(),
                 })
                 .collect(),
-            isn_key: keys.isn_key,
-            hash_key: keys.hash_key,
-            max_connections: keys.max_connections,
-            max_held_buffers,
             reassembly: ReassemblyConfig {
                 max_fragments: fragments,
                 ..ReassemblyConfig::default()
             },
-            tx_checksum,
             neighbours: config.neighbours.neighbour_config(),
-            ..StackConfig::new(self.mac, addrs)
+            ..NetConfig::new(self.mac, addrs)
+        };
+        let mut tcp = TcpConfig {
+            // A listener may want it even if its device does not.
+            show_out_of_order: true,
+            isn_key: keys.isn_key,
+            hash_key: keys.hash_key,
+            max_connections: keys.max_connections,
+            max_held_buffers,
+            tx_checksum,
+            ..TcpConfig::default()
         };
         // A pair has no queue between its ends that a first burst could overrun.
         let (window, doublings, initial_window) = if self.link.in_process {
             (PAIR_WINDOW, 0, PAIR_INITIAL_WINDOW)
         } else {
-            (WINDOW, WINDOW_DOUBLINGS, stack.initial_window)
+            (WINDOW, WINDOW_DOUBLINGS, tcp.initial_window)
         };
-        stack.recv_window_doublings = doublings;
-        config
-            .tcp
-            .apply_to_stack(window, initial_window, &mut stack);
-        stack
+        tcp.recv_window_doublings = doublings;
+        config.tcp.apply_to_stack(window, initial_window, &mut tcp);
+        StackConfig { net, tcp }
     }
 }
 
@@ -732,10 +731,9 @@ mod tests {
     fn the_share_of_one_of_many_stacks_holds_an_fpdu() {
         let shares = SharedStackConfig::generate_secrets(8, 1024, 64).expect("random numbers");
         let (_, max_held_buffers) = shares.divide_held_buffers();
-        let addresses = vec!["10.0.0.1/24".parse().expect("an address")];
-        let config = StackConfig {
+        let config = TcpConfig {
             max_held_buffers,
-            ..StackConfig::new([2, 0, 0, 0, 0, 1], addresses)
+            ..TcpConfig::default()
         };
         let window = config.initial_receive_window();
         assert!(window >= LEAST_WINDOW, "{window}");

@@ -137,8 +137,8 @@ fn main() {
     let pool: &'static FramePool = Box::leak(Box::default());
     let mut hosts = [0, 1].map(|i| {
         let mut c = host_config(i);
-        c.tx_checksum = false;
-        c.max_connections = 200_000;
+        c.tcp.tx_checksum = false;
+        c.tcp.max_connections = 200_000;
         Host::new(c, Instant(1)).unwrap()
     });
     let mut rings = [0, 1].map(|_| Ring {
@@ -231,7 +231,7 @@ fn main() {
     let (begun, first) = begun.unwrap();
     let n = rings[0].data - first;
     let ns = begun.elapsed().as_nanos() as f64 / n as f64;
-    let acks = hosts[1].stats().pure_acks_out;
+    let acks = hosts[1].stats().tcp.pure_acks_out;
     let c = hosts[0].tcp_info(ids[0]).unwrap();
     println!(
         "{ns:.1} ns/segment (send + receive + ACKs), {n} segments, {acks} ACKs, {bytes} bytes, {c:?}"
@@ -239,8 +239,8 @@ fn main() {
     let s = hosts[1].stats();
     println!(
         "predicted {} of {} in; retransmits {}",
-        s.hp_hits,
-        s.in_segs,
-        hosts[0].stats().retrans_segs
+        s.tcp.hp_hits,
+        s.tcp.in_segs,
+        hosts[0].stats().tcp.retrans_segs
     );
 }

@@ -146,6 +146,8 @@ mod flow;
 mod ip;
 mod link;
 mod loss;
+mod net_config;
+mod network;
 mod path_mtu;
 mod queues;
 #[cfg(test)]
@@ -160,23 +162,25 @@ pub use base::events::Events;
 pub use base::frame_info::{FrameInfo, RxChecksum};
 pub use base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 pub use base::ids::{ConnId, ListenerId};
+pub use base::net_error::NetError;
+pub use base::net_stats::NetStats;
 pub use base::quota_owner::{OwnerScope, QuotaOwner};
 pub use base::retransmissions::Retransmissions;
 pub use base::sequence::SeqNr;
 pub use base::state::TcpState;
-pub use base::stats::StackStats;
+pub use base::stats::{StackStats, TcpStats};
 pub use base::time::Instant;
-pub use config::{
-    CongestionControl, HostShare, IpCidr, Keepalive, LearnedRoutes, NeighbourConfig,
-    ReassemblyConfig, Route, StackConfig, TsoLimits,
-};
+pub use config::{CongestionControl, Keepalive, StackConfig, TcpConfig, TsoLimits};
 pub use flow::port_set::PortSet;
 pub use flow::steering::{Destination, Steering, WorkerSteering};
 pub use flow::toeplitz::{DEFAULT_RSS_KEY, SYMMETRIC_RSS_KEY, Toeplitz};
 pub use link::address_conflicts::AddressConflict;
+pub use net_config::{
+    HostShare, IpCidr, LearnedRoutes, NeighbourConfig, NetConfig, ReassemblyConfig, Route,
+};
+pub use network::datagrams::{Datagram, DatagramOutcome, PortMapperEvent};
+pub use network::roce::{DatagramError, DatagramHeaders, DatagramPath, RoceDatagram};
 pub use queues::receive_queue::ReceiveQueue;
-pub use stack::datagrams::{Datagram, DatagramOutcome, PortMapperEvent};
-pub use stack::roce::{DatagramError, DatagramHeaders, DatagramPath, RoceDatagram};
 pub use stack::transmit::NewRecords;
 pub use stack::{Stack, TcpInfo};
 pub use wire::checksum;

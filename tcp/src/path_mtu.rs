@@ -14,17 +14,13 @@ use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::connection::path::PathState;
+use crate::network::quoted_segment::MIN_V6;
 use crate::queues::send_buffer::{InFlightSegment, SACKED};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::send_variables::SendFlags;
 use crate::tcb::timer::Timer;
 
-/// A smaller MTU reported by a router, below that of any link in use, is rejected: it would only
-/// multiply the packets that we send (RFC 5927 section 7).
-pub(crate) const MIN_V4: u16 = 552;
-/// The minimum link MTU of IPv6 (RFC 8201 section 4).
-pub(crate) const MIN_V6: u16 = 1280;
 /// BASE_PLPMTU (RFC 8899 section 5.1.2), and the size that every IPv4 host accepts (RFC 791).
 const BASE: u16 = 1200;
 const BASE_V4: u16 = 576;
@@ -73,18 +69,6 @@ impl Paths {
         self.0.remove(&to);
         None
     }
-}
-
-/// Returns the next-hop MTU of an ICMPv4 error. Routers from before RFC 1191 report 0; the result
-/// is then the next plateau (RFC 1191 section 7) below `quoted`, the length of the packet that was
-/// too big.
-pub(crate) fn from_v4(mtu: u16, quoted: u16) -> u16 {
-    const PLATEAUS: [u16; 5] = [8166, 4352, 2002, 1492, 1006];
-    if mtu != 0 {
-        return mtu;
-    }
-    let below = PLATEAUS.into_iter().find(|&plateau| plateau < quoted);
-    below.unwrap_or(MIN_V4)
 }
 
 impl PathState {

@@ -263,8 +263,8 @@ fn measure_streams(
         "alone_gbps": single, "alone_ratio": alone,
         "rtt_ns": rtt, "idle_rtt_ns": rtt_idle,
         "idle_rtt_cost_percent": 100.0 * (idle_rtt - 1.0),
-        "timeouts": pairs.iter().map(|part| part.sender_stats().timeouts).sum::<u64>(),
-        "retransmits": pairs.iter().map(|part| part.sender_stats().retrans_segs).sum::<u64>(),
+        "timeouts": pairs.iter().map(|part| part.sender_stats().tcp.timeouts).sum::<u64>(),
+        "retransmits": pairs.iter().map(|part| part.sender_stats().tcp.retrans_segs).sum::<u64>(),
     }))
 }
 
@@ -353,12 +353,12 @@ fn measure_tso(machine: &BenchDpdk, secs: f64, only: Option<&str>) -> anyhow::Re
         tcps.push(tcp);
     }
     let stats = pair.sender_stats();
-    let frames = stats.tso_frames;
+    let frames = stats.tcp.tso_frames;
     let _ = std::fs::remove_dir_all(&dir);
     Ok(json!({
         "raw_gbps": median(&mut raws), "gbps": median(&mut tcps), "ratio": median(&mut ratios),
-        "tso_frames": frames, "segments_per_frame": stats.out_segs as f64 / stats.frames_out as f64,
-        "retransmits": stats.retrans_segs,
+        "tso_frames": frames, "segments_per_frame": stats.tcp.out_segs as f64 / stats.net.frames_out as f64,
+        "retransmits": stats.tcp.retrans_segs,
     }))
 }
 
@@ -402,9 +402,9 @@ fn measure_impaired_link(
         .as_ref()
         .map_or((0, 0), ImpairedLink::count_frames);
     Ok(json!({
-        "gbps": gbps, "mbps": 1e3 * gbps, "timeouts": stats.timeouts,
-        "retransmits": stats.retrans_segs, "fast_recoveries": stats.fast_recovery,
-        "tail_probes": stats.tlp_probes, "spurious": stats.spurious,
+        "gbps": gbps, "mbps": 1e3 * gbps, "timeouts": stats.tcp.timeouts,
+        "retransmits": stats.tcp.retrans_segs, "fast_recoveries": stats.tcp.fast_recovery,
+        "tail_probes": stats.tcp.tlp_probes, "spurious": stats.tcp.spurious,
         "lost": link.forward.as_ref().map_or(0, |forwarder| forwarder.lost), "data": data, "full": full,
         "srtt_us": pair.smoothed_rtt().map(|duration| duration.as_secs_f64() * 1e6),
     }))

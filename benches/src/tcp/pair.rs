@@ -76,12 +76,12 @@ impl StackPair {
             let addr = std::net::Ipv4Addr::new(10, 77, 1, n);
             let mut stack_config =
                 StackConfig::new([2, 0, 0, 77, 1, n], vec![IpCidr::new(addr.into(), 24)]);
-            stack_config.isn_key = [n; 16];
-            stack_config.hash_key = [0x40 + n; 16];
-            stack_config.max_connections = config.connections.max(1024);
-            stack_config.tx_checksum = config.software_checksum;
-            stack_config.tso = config.tso;
-            stack_config.congestion = config.congestion;
+            stack_config.tcp.isn_key = [n; 16];
+            stack_config.tcp.hash_key = [0x40 + n; 16];
+            stack_config.tcp.max_connections = config.connections.max(1024);
+            stack_config.tcp.tx_checksum = config.software_checksum;
+            stack_config.tcp.tso = config.tso;
+            stack_config.tcp.congestion = config.congestion;
             Stack::new(stack_config, clock.read_clock()).map_err(anyhow::Error::new)
         };
         let mut hosts = [stack(1)?, stack(2)?];
@@ -322,7 +322,7 @@ impl StackPair {
     }
 
     /// The sender's counters.
-    pub fn sender_stats(&self) -> &StackStats {
+    pub fn sender_stats(&self) -> StackStats {
         self.hosts[0].stats()
     }
 

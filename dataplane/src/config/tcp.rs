@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use siw_tcp::{CongestionControl, Keepalive, NeighbourConfig, StackConfig};
+use siw_tcp::{CongestionControl, Keepalive, NeighbourConfig, TcpConfig};
 use toml::Spanned;
 
 use super::{ByteSize, MacAddress};
@@ -83,10 +83,10 @@ pub struct TcpSettings {
 }
 
 impl Default for TcpSettings {
-    /// The defaults of [`StackConfig::new`], which is the only place that has them. Those that depend
+    /// The defaults of [`TcpConfig`], which is the only place that has them. Those that depend
     /// on the device are absent.
     fn default() -> Self {
-        let stack = StackConfig::new([0; 6], Vec::new());
+        let stack = TcpConfig::default();
         TcpSettings {
             congestion: match stack.congestion {
                 CongestionControl::Cubic => CongestionName::Cubic,
@@ -236,12 +236,7 @@ impl TcpSettings {
 
     /// Writes the settings into a stack's configuration. `window` (bytes) and `initial_window`
     /// (segments) apply where the file has no value.
-    pub(crate) fn apply_to_stack(
-        &self,
-        window: u32,
-        initial_window: u32,
-        config: &mut StackConfig,
-    ) {
+    pub(crate) fn apply_to_stack(&self, window: u32, initial_window: u32, config: &mut TcpConfig) {
         config.congestion = match self.congestion {
             CongestionName::Cubic => CongestionControl::Cubic,
             CongestionName::Newreno => CongestionControl::NewReno,
@@ -325,13 +320,11 @@ impl NeighbourSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use siw_tcp::IpCidr;
 
-    fn stack(text: &str) -> StackConfig {
+    fn stack(text: &str) -> TcpConfig {
         let s: TcpSettings = toml::from_str(text).unwrap();
         s.check_ranges().unwrap();
-        let addrs = vec!["10.0.0.1/24".parse::<IpCidr>().unwrap()];
-        let mut c = StackConfig::new([2, 0, 0, 0, 0, 1], addrs);
+        let mut c = TcpConfig::default();
         s.apply_to_stack(1 << 20, 10, &mut c);
         c
     }
@@ -375,13 +368,12 @@ mod tests {
     #[test]
     fn the_defaults_of_the_stack_are_whole_numbers_of_the_units_of_the_file() {
         let configured = stack("");
-        let plain = StackConfig::new(configured.mac, configured.addresses.clone());
         // Each configuration draws its own secrets; the window is set by the caller.
-        let expected = StackConfig {
+        let expected = TcpConfig {
             recv_window: configured.recv_window,
             isn_key: configured.isn_key,
             hash_key: configured.hash_key,
-            ..plain
+            ..TcpConfig::default()
         };
         assert_eq!(format!("{configured:?}"), format!("{expected:?}"));
         let n = NeighbourSettings::default().neighbour_config();

@@ -97,6 +97,7 @@ impl<R> WorkerPort<R> {
             rx_queue,
             home: config
                 .stack
+                .net
                 .steering
                 .clone()
                 .filter(|_| config.link.needs_steering()),
@@ -168,7 +169,7 @@ impl<R> WorkerPort<R> {
         if self.stack.has_host_frames() {
             self.leave_host_frames();
         }
-        if !self.has_logged_offloads && self.stack.stats().offload_drops() > 0 {
+        if !self.has_logged_offloads && self.stack.net_stats().offload_drops() > 0 {
             self.log_offloads();
         }
         any

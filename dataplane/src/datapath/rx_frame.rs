@@ -339,9 +339,9 @@ mod tests {
         let now = Instant::from_millis(1000);
         let mut cache = MbufCache::new(pool);
         let mut sender = host_config(0);
-        sender.tx_checksum = false;
-        sender.initial_window = 1000;
-        sender.tso = Some(TsoLimits {
+        sender.tcp.tx_checksum = false;
+        sender.tcp.initial_window = 1000;
+        sender.tcp.tso = Some(TsoLimits {
             max_segments: 40,
             max_bytes: 64_000,
         });

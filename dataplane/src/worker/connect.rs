@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use siw_iwarp::NegotiatedParameters;
 use siw_iwarp::mpa::{InitiatorStep, MpaCrcPolicy, MpaInitiator};
-use siw_tcp::{ConnId, Events, Instant, StackError};
+use siw_tcp::{ConnId, Events, Instant, NetError, StackError};
 
 use super::conn_owner::ConnOwner;
 use super::connections::Connections;
@@ -207,7 +207,9 @@ impl Connections {
             Err(error) => {
                 let why = error.to_string();
                 let failure = match error {
-                    StackError::TooManyUnresolved { .. } => ConnectFailure::OverQuota(why),
+                    StackError::Net(NetError::TooManyUnresolved { .. }) => {
+                        ConnectFailure::OverQuota(why)
+                    }
                     _ => ConnectFailure::Local(why),
                 };
                 return self.connect_failed(now, slot, failure);

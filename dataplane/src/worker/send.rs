@@ -71,13 +71,13 @@ impl Connections {
         mut hook: impl StepHook,
     ) -> Option<usize> {
         let mut flushes_left = THRESHOLDS.flushes;
-        let frames_before = self.ports[port].stack.stats().frames_out;
+        let frames_before = self.ports[port].stack.net_stats().frames_out;
         for turn in 0..count.min(THRESHOLDS.turns) {
             if turn >= THRESHOLDS.turns_when_full && self.ports[port].stack.is_output_blocked() {
                 return Some(turn);
             }
             if count > THRESHOLDS.frames_of_many {
-                let frames = self.ports[port].stack.stats().frames_out - frames_before;
+                let frames = self.ports[port].stack.net_stats().frames_out - frames_before;
                 if frames >= THRESHOLDS.frames_of_many as u64 {
                     break;
                 }

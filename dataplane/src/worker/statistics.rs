@@ -110,7 +110,7 @@ impl Worker {
                     frames_lost: port.output.frames_lost,
                     host_frames_sent: port.output.host_frames_sent,
                     host_frames_dropped: port.output.host_frames_dropped,
-                    tcp: port.stack.stats().clone(),
+                    tcp: port.stack.stats(),
                 })
                 .collect(),
             buffers_free: self.connections.cache.pool().available_buffers()

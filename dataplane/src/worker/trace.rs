@@ -273,7 +273,7 @@ impl Connections {
 
     fn traced_counters(&self) -> Box<TracedCounters> {
         let ports = self.ports.iter().map(|port| PortCounters {
-            tcp: port.stack.stats().clone(),
+            tcp: port.stack.stats(),
             refused: port.output.frames_refused(),
             host_dropped: port.output.host_frames_dropped,
         });

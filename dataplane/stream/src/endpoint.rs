@@ -357,7 +357,7 @@ impl<'a> Endpoint<'a> {
     pub(super) fn make_report(&self) -> StreamReport {
         let mut tcp = StackStats::default();
         for port in &self.ports {
-            tcp.merge(port.stack.stats());
+            tcp.merge(&port.stack.stats());
         }
         let free = self.free_buffers();
         StreamReport {

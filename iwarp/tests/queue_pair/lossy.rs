@@ -219,13 +219,13 @@ fn start(seed: u64) -> (Net, [Host; 2]) {
     let mtu = [1500, 9000, 1280][rng.below(3) as usize];
     let configs = [0, 1].map(|i| {
         let mut config = host_config(i);
-        config.mtu = mtu;
-        config.user_timeout = Duration::from_secs(3600);
-        config.syn_retries = 30;
-        config.rto_initial = Duration::from_millis(50);
-        config.rto_max = Duration::from_secs(1);
-        config.neighbours.probes = 50;
-        config.neighbours.retransmit = Duration::from_millis(20);
+        config.net.mtu = mtu;
+        config.tcp.user_timeout = Duration::from_secs(3600);
+        config.tcp.syn_retries = 30;
+        config.tcp.rto_initial = Duration::from_millis(50);
+        config.tcp.rto_max = Duration::from_secs(1);
+        config.net.neighbours.probes = 50;
+        config.net.neighbours.retransmit = Duration::from_millis(20);
         config
     });
     let links = [link(&mut rng), link(&mut rng)];

@@ -93,7 +93,7 @@ impl Host {
     pub fn stats(&self) -> StackStats {
         self.stack
             .as_ref()
-            .map_or_else(StackStats::default, |stack| stack.stats().clone())
+            .map_or_else(StackStats::default, Stack::stats)
     }
 
     /// Returns the number of connections of the stack, TIME-WAIT included.
@@ -117,7 +117,7 @@ impl Host {
         {
             self.icmp_errors.insert((local, remote_port, remote), errno);
         }
-        let frame = link::frame_from_peer(self.setup.config.mac, packet);
+        let frame = link::frame_from_peer(self.setup.config.net.mac, packet);
         self.deliver_frames(vec![frame]);
         self.run_stack();
         if is_early {

@@ -45,12 +45,12 @@ impl Setup {
         };
         let parse = |address: &str| IpAddr::from_str(address).expect("an address");
         let mut config = StackConfig::new(MAC, vec![]);
-        config.rto_min = Duration::from_millis(200);
-        config.delayed_ack = Duration::from_millis(40);
-        config.max_connections = 1024;
+        config.tcp.rto_min = Duration::from_millis(200);
+        config.tcp.delayed_ack = Duration::from_millis(40);
+        config.tcp.max_connections = 1024;
         // The same sequence numbers and limits in each run.
-        config.isn_key = [0x5a; 16];
-        config.hash_key = [0xa5; 16];
+        config.tcp.isn_key = [0x5a; 16];
+        config.tcp.hash_key = [0xa5; 16];
         Setup {
             config,
             local: parse(local),
@@ -69,12 +69,12 @@ impl Setup {
         match self.local {
             IpAddr::V4(address) => {
                 let gateway = address.to_bits() ^ u32::from(GATEWAY_BITS);
-                config.addresses = vec![IpCidr::new(self.local, 24)];
-                config.gateway_v4 = Some(gateway.into());
+                config.net.addresses = vec![IpCidr::new(self.local, 24)];
+                config.net.gateway_v4 = Some(gateway.into());
             }
             IpAddr::V6(address) => {
-                config.addresses = vec![IpCidr::new(self.local, 64)];
-                config.gateway_v6 = Some((address.to_bits() ^ u128::from(GATEWAY_BITS)).into());
+                config.net.addresses = vec![IpCidr::new(self.local, 64)];
+                config.net.gateway_v6 = Some((address.to_bits() ^ u128::from(GATEWAY_BITS)).into());
             }
         }
         config
@@ -88,7 +88,7 @@ impl Setup {
             "bind_port" => self.bind_port = parse_value(name, value)?,
             "connect_port" => self.connect_port = parse_value(name, value)?,
             "tolerance_usecs" => self.tolerance = parse_micros(name, value)?,
-            "mtu" => self.config.mtu = parse_value(name, value)?,
+            "mtu" => self.config.net.mtu = parse_value(name, value)?,
             "so_flags" => apply_engine_flags(self, value)?,
             // Options for a kernel, an interface or the speed of the clock have no effect here.
             "gateway_ip" | "netmask_ip" | "so_filename" | "speed" | "non_fatal" | "verbose"
@@ -149,61 +149,61 @@ pub fn apply_engine_flags(setup: &mut Setup, flags: &str) -> Result<(), String> 
             return Err(format!("{flag:?} is not of the form name=value"));
         };
         let config = &mut setup.config;
-        let keepalive = || config.keepalive.unwrap_or(KEEPALIVE);
+        let keepalive = || config.tcp.keepalive.unwrap_or(KEEPALIVE);
         match name {
             "local_ip" => setup.local = parse_value(name, value)?,
             "congestion" => {
-                config.congestion = congestion_by_name(value)
+                config.tcp.congestion = congestion_by_name(value)
                     .ok_or_else(|| format!("congestion={value}: cubic, newreno or dctcp"))?;
             }
-            "mtu" => config.mtu = parse_value(name, value)?,
+            "mtu" => config.net.mtu = parse_value(name, value)?,
             "mss" => {
                 let mss: u16 = parse_value(name, value)?;
                 let headers = if setup.local.is_ipv4() { 40 } else { 60 };
-                config.mtu = mss
+                config.net.mtu = mss
                     .checked_add(headers)
                     .ok_or_else(|| format!("mss={value}: larger than any packet"))?;
             }
-            "window_scale" => config.window_scale = parse_value(name, value)?,
-            "rto_min_usecs" => config.rto_min = parse_micros(name, value)?,
-            "rto_max_usecs" => config.rto_max = parse_micros(name, value)?,
-            "rto_initial_usecs" => config.rto_initial = parse_micros(name, value)?,
-            "delayed_ack_usecs" => config.delayed_ack = parse_micros(name, value)?,
+            "window_scale" => config.tcp.window_scale = parse_value(name, value)?,
+            "rto_min_usecs" => config.tcp.rto_min = parse_micros(name, value)?,
+            "rto_max_usecs" => config.tcp.rto_max = parse_micros(name, value)?,
+            "rto_initial_usecs" => config.tcp.rto_initial = parse_micros(name, value)?,
+            "delayed_ack_usecs" => config.tcp.delayed_ack = parse_micros(name, value)?,
             "user_timeout_usecs" => {
-                config.user_timeout = parse_micros(name, value)?;
-                config.orphan_timeout = config.user_timeout;
+                config.tcp.user_timeout = parse_micros(name, value)?;
+                config.tcp.orphan_timeout = config.tcp.user_timeout;
             }
-            "time_wait_usecs" => config.time_wait = parse_micros(name, value)?,
+            "time_wait_usecs" => config.tcp.time_wait = parse_micros(name, value)?,
             "keepalive_idle_usecs" => {
-                config.keepalive = Some(Keepalive {
+                config.tcp.keepalive = Some(Keepalive {
                     idle: parse_micros(name, value)?,
                     ..keepalive()
                 });
             }
             "keepalive_interval_usecs" => {
-                config.keepalive = Some(Keepalive {
+                config.tcp.keepalive = Some(Keepalive {
                     interval: parse_micros(name, value)?,
                     ..keepalive()
                 });
             }
             "keepalive_probes" => {
-                config.keepalive = Some(Keepalive {
+                config.tcp.keepalive = Some(Keepalive {
                     probes: parse_value(name, value)?,
                     ..keepalive()
                 });
             }
-            "recv_window" => config.recv_window = parse_value(name, value)?,
+            "recv_window" => config.tcp.recv_window = parse_value(name, value)?,
             "send_buffer" => setup.send_buffer = parse_value(name, value)?,
             "push" => setup.push = parse_switch(name, value)?,
-            "max_recv_buffers" => config.max_recv_buffers = parse_value(name, value)?,
-            "max_connections" => config.max_connections = parse_value(name, value)?,
-            "initial_window" => config.initial_window = parse_value(name, value)?,
-            "syn_retries" => config.syn_retries = parse_value(name, value)?,
-            "control_rate" => config.control_rate = parse_value(name, value)?,
-            "timestamps" => config.timestamps = parse_switch(name, value)?,
-            "sack" => config.sack = parse_switch(name, value)?,
-            "ecn" => config.ecn = parse_switch(name, value)?,
-            "syn_cookies" => config.syn_cookies = parse_switch(name, value)?,
+            "max_recv_buffers" => config.tcp.max_recv_buffers = parse_value(name, value)?,
+            "max_connections" => config.tcp.max_connections = parse_value(name, value)?,
+            "initial_window" => config.tcp.initial_window = parse_value(name, value)?,
+            "syn_retries" => config.tcp.syn_retries = parse_value(name, value)?,
+            "control_rate" => config.net.control_rate = parse_value(name, value)?,
+            "timestamps" => config.tcp.timestamps = parse_switch(name, value)?,
+            "sack" => config.tcp.sack = parse_switch(name, value)?,
+            "ecn" => config.tcp.ecn = parse_switch(name, value)?,
+            "syn_cookies" => config.tcp.syn_cookies = parse_switch(name, value)?,
             _ => return Err(format!("{name:?} is not a setting of the stack")),
         }
     }
@@ -222,10 +222,10 @@ mod tests {
             "congestion=dctcp rto_min_usecs=5000 keepalive_probes=2 mss=1460 window_scale=8",
         )
         .unwrap();
-        assert_eq!(s.config.congestion, CongestionControl::Dctcp);
-        assert_eq!(s.config.rto_min, Duration::from_millis(5));
-        assert_eq!(s.config.keepalive.unwrap().probes, 2);
-        assert_eq!((s.config.mtu, s.config.window_scale), (1500, 8));
+        assert_eq!(s.config.tcp.congestion, CongestionControl::Dctcp);
+        assert_eq!(s.config.tcp.rto_min, Duration::from_millis(5));
+        assert_eq!(s.config.tcp.keepalive.unwrap().probes, 2);
+        assert_eq!((s.config.net.mtu, s.config.tcp.window_scale), (1500, 8));
         for (bad, says) in [
             ("congestion=vegas", "cubic"),
             ("mss", "name=value"),

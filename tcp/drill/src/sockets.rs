@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use siw_tcp::{ConnId, Keepalive, ListenerId, Stack, StackError};
+use siw_tcp::{ConnId, Keepalive, ListenerId, NetError, Stack, StackError};
 
 use crate::errno::Errno;
 use crate::host::{ConnStatus, Host};
@@ -93,8 +93,12 @@ fn errno_of(error: &StackError) -> Errno {
         StackError::NoSource(_) | StackError::NoRoute(_) => Errno::ENETUNREACH,
         StackError::AddrInUse(_) => Errno::EADDRINUSE,
         StackError::NoPorts => Errno::EADDRNOTAVAIL,
-        StackError::TooManyConnections(_) | StackError::TooManyUnresolved { .. } => Errno::ENOBUFS,
-        StackError::BadRemote(_) | StackError::Config(_) => Errno::EINVAL,
+        StackError::TooManyConnections(_) | StackError::Net(NetError::TooManyUnresolved { .. }) => {
+            Errno::ENOBUFS
+        }
+        StackError::BadRemote(_) | StackError::Config(_) | StackError::Net(NetError::Config(_)) => {
+            Errno::EINVAL
+        }
     }
 }
 
@@ -392,30 +396,30 @@ impl Host {
             return Err(Errno::EINVAL);
         }
         let config = &mut self.setup.config;
-        let keepalive = config.keepalive.unwrap_or(KEEPALIVE);
+        let keepalive = config.tcp.keepalive.unwrap_or(KEEPALIVE);
         match option {
-            SockOpt::KeepAlive(on) => config.keepalive = on.then_some(keepalive),
-            SockOpt::KeepIdle(idle) => config.keepalive = Some(Keepalive { idle, ..keepalive }),
+            SockOpt::KeepAlive(on) => config.tcp.keepalive = on.then_some(keepalive),
+            SockOpt::KeepIdle(idle) => config.tcp.keepalive = Some(Keepalive { idle, ..keepalive }),
             SockOpt::KeepInterval(interval) => {
-                config.keepalive = Some(Keepalive {
+                config.tcp.keepalive = Some(Keepalive {
                     interval,
                     ..keepalive
                 });
             }
             SockOpt::KeepCount(probes) => {
-                config.keepalive = Some(Keepalive {
+                config.tcp.keepalive = Some(Keepalive {
                     probes,
                     ..keepalive
                 })
             }
             SockOpt::UserTimeout(timeout) => {
-                (config.user_timeout, config.orphan_timeout) = (timeout, timeout);
+                (config.tcp.user_timeout, config.tcp.orphan_timeout) = (timeout, timeout);
             }
             SockOpt::Congestion(name) => {
-                config.congestion = congestion_by_name(&name).ok_or(Errno::EINVAL)?;
+                config.tcp.congestion = congestion_by_name(&name).ok_or(Errno::EINVAL)?;
             }
-            SockOpt::ReceiveBuffer(value) => config.recv_window = value,
-            SockOpt::SynCount(value) => config.syn_retries = value,
+            SockOpt::ReceiveBuffer(value) => config.tcp.recv_window = value,
+            SockOpt::SynCount(value) => config.tcp.syn_retries = value,
             SockOpt::NoEffect | SockOpt::Linger(_) | SockOpt::SendBuffer(_) => {}
         }
         Ok(())

@@ -120,9 +120,9 @@ pub fn host_config(host: usize) -> StackConfig {
         ),
     ];
     let mut config = StackConfig::new([2, 0, 0, 0, 0, number], addrs.to_vec());
-    config.isn_key = [number; 16];
-    config.hash_key = [0x40 + number; 16];
-    config.max_connections = 1024;
+    config.tcp.isn_key = [number; 16];
+    config.tcp.hash_key = [0x40 + number; 16];
+    config.tcp.max_connections = 1024;
     config
 }
 
@@ -232,8 +232,8 @@ impl<R: RecordBytes> SimNet<R> {
 
     fn transmit(&mut self, from: usize, frame: Vec<u8>, meta: &FrameMeta) {
         let stats = self.hosts[from].stats();
-        let sent =
-            (self.oracle.as_mut()).and_then(|oracle| oracle.on_sent(self.now, from, &frame, stats));
+        let sent = (self.oracle.as_mut())
+            .and_then(|oracle| oracle.on_sent(self.now, from, &frame, &stats));
         let copies = self.send_over_link(from, frame, meta);
         if let Some(sent) = sent
             && let Some(oracle) = &mut self.oracle

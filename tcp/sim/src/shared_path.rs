@@ -132,16 +132,16 @@ impl SharedPath {
         (link.rate, link.queue, link.coalesce) = (self.rate, self.queue, self.coalesce);
         let configs = [0, 1].map(|host| {
             let mut config = host_config(host);
-            config.congestion = CongestionControl::Cubic;
-            config.mtu = self.mtu;
-            config.delayed_ack = self.delayed_ack;
+            config.tcp.congestion = CongestionControl::Cubic;
+            config.net.mtu = self.mtu;
+            config.tcp.delayed_ack = self.delayed_ack;
             // As siwd with a pool of 16384 buffers.
-            config.recv_window = 1 << 20;
-            config.recv_window_doublings = 5;
-            config.max_held_buffers = 11_776;
+            config.tcp.recv_window = 1 << 20;
+            config.tcp.recv_window_doublings = 5;
+            config.tcp.max_held_buffers = 11_776;
             if self.tso {
-                config.tx_checksum = false;
-                config.tso = Some(TsoLimits {
+                config.tcp.tx_checksum = false;
+                config.tcp.tso = Some(TsoLimits {
                     max_segments: 64,
                     max_bytes: 60_000,
                 });
@@ -161,7 +161,7 @@ impl SharedPath {
         }
         // A lost SYN is repeated after one second and after three.
         let are_open =
-            |net: &mut SimNet<Pattern>| net.hosts[0].stats().curr_estab == self.flows as u64;
+            |net: &mut SimNet<Pattern>| net.hosts[0].stats().tcp.curr_estab == self.flows as u64;
         net.run(Duration::from_secs(5), are_open);
         let mut received = HashMap::new();
         Self::transfer(&mut net, self.before, &mut received);
@@ -180,8 +180,8 @@ impl SharedPath {
             jain: sum * sum / (flows * squares),
             least: least * flows / sum,
             goodput: sum * 8.0 / self.measured.as_secs_f64() / self.rate as f64,
-            retransmitted: stats.retrans_segs as f64 / stats.out_segs as f64,
-            segments_per_frame: stats.out_segs as f64 / stats.frames_out as f64,
+            retransmitted: stats.tcp.retrans_segs as f64 / stats.tcp.out_segs as f64,
+            segments_per_frame: stats.tcp.out_segs as f64 / stats.net.frames_out as f64,
         }
     }
 

@@ -240,7 +240,7 @@ impl WireOracle {
         frame: &[u8],
         stats: &StackStats,
     ) -> Option<SentRange> {
-        let is_tail_probe = stats.tlp_probes > self.tail_probes[from];
+        let is_tail_probe = stats.tcp.tlp_probes > self.tail_probes[from];
         if NeighbourMessage::of(frame) == Some(NeighbourMessage::Search) {
             self.searches[from] = Some(NeighbourSearch::Asked);
         }
@@ -249,7 +249,7 @@ impl WireOracle {
             return None;
         }
         let index = self.flow_of(from, &view)?;
-        self.flows[index].is_recut |= stats.black_holes + stats.pmtu_reductions > 0;
+        self.flows[index].is_recut |= stats.tcp.black_holes + stats.tcp.pmtu_reductions > 0;
         // The peer answers a SYN-ACK that was in transit when its sender replaced the connection.
         let is_replaced = self.flows[index].replaced.is_some_and(|(host, iss)| {
             host != from && view.flags & ACK != 0 && view.ack == iss.wrapping_add(1)
@@ -293,8 +293,8 @@ impl WireOracle {
         }
         let mut retransmission = None;
         let side = &mut self.flows[index].sides[from];
-        let timeouts = std::mem::replace(&mut side.timeouts, stats.timeouts);
-        let reductions = stats.timeouts + stats.fast_recovery;
+        let timeouts = std::mem::replace(&mut side.timeouts, stats.tcp.timeouts);
+        let reductions = stats.tcp.timeouts + stats.tcp.fast_recovery;
         let reductions_before = std::mem::replace(&mut side.reductions, reductions);
         if start < side.sent && view.flags & SYN == 0 {
             let before = side.note_sent_again(start, end, now);
@@ -302,14 +302,14 @@ impl WireOracle {
                 NeighbourSearch::Asked => true,
                 NeighbourSearch::AnsweredAt(at) => before.is_some_and(|before| at >= before),
             });
-            let held_up = side.is_held_up(has_searched, end, stats.timeouts);
+            let held_up = side.is_held_up(has_searched, end, stats.tcp.timeouts);
             self.held_up[from] += u64::from(held_up);
             retransmission = Some(SentAgain {
                 needed: !side.arriving.covers(start, end),
                 is_tail_probe: end == side.sent && is_tail_probe,
                 is_cut: side.segments.get(&start) != Some(&end),
                 timeouts_before: timeouts,
-                timeouts: stats.timeouts,
+                timeouts: stats.tcp.timeouts,
                 reductions_before,
                 reductions,
                 at: now,
@@ -323,7 +323,7 @@ impl WireOracle {
         } else {
             self.wraps += u64::from(view.seq == u32::MAX);
         }
-        self.tail_probes[from] = stats.tlp_probes;
+        self.tail_probes[from] = stats.tcp.tlp_probes;
         Some(SentRange {
             flow: index,
             from,
@@ -893,10 +893,10 @@ mod tests {
             let lost = Wire::segment(0, (11, 1), ACK, None, 10);
             wire.pass(0, (1, 1), ACK, 10);
             wire.send_copies(0, &lost, 0);
-            wire.stats[0].timeouts = 1;
+            wire.stats[0].tcp.timeouts = 1;
             wire.pass(0, (1, 1), ACK, 10);
-            wire.stats[0].fast_recovery = u64::from(!is_timeout);
-            wire.stats[0].timeouts += u64::from(is_timeout);
+            wire.stats[0].tcp.fast_recovery = u64::from(!is_timeout);
+            wire.stats[0].tcp.timeouts += u64::from(is_timeout);
             assert_eq!(wire.send(0, &lost), None);
             let later = wire.now + core::time::Duration::from_millis(1);
             let episodes: Vec<_> = wire.oracle.last_episodes(0, 0, later).collect();
@@ -916,10 +916,10 @@ mod tests {
             wire.oracle.searches[1] = Some(NeighbourSearch::AnsweredAt(wire.now));
             wire.now = wire.now + core::time::Duration::from_millis(1);
             wire.pass(0, (11, 1), ACK, 10);
-            wire.stats[0].timeouts = 1;
+            wire.stats[0].tcp.timeouts = 1;
             wire.pass(0, (1, 1), ACK, 10);
             assert_eq!(wire.oracle.held_up, [1, 0]);
-            wire.stats[0].timeouts += other_timeouts;
+            wire.stats[0].tcp.timeouts += other_timeouts;
             wire.pass(0, (11, 1), ACK, 10);
             assert_eq!(wire.oracle.held_up, [2 - other_timeouts, 0]);
         }
@@ -956,7 +956,7 @@ mod tests {
             let mut wire = Wire::new();
             wire.shake_hands();
             wire.pass(0, (1, 1), ACK, 10);
-            (wire.stats[0].tlp_probes, wire.stats[0].timeouts) = (1, timeouts);
+            (wire.stats[0].tcp.tlp_probes, wire.stats[0].tcp.timeouts) = (1, timeouts);
             wire.pass(0, (1, 1), ACK, 10);
             let later = wire.now + core::time::Duration::from_millis(1);
             let episodes: Vec<_> = wire.oracle.last_episodes(0, 0, later).collect();

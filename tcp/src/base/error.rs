@@ -1,11 +1,11 @@
 //! Errors of the management calls. The data path returns no errors; it counts them.
 
-use crate::base::quota_owner::OwnerScope;
+use crate::base::net_error::NetError;
 
 /// The reason why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StackError {
-    /// A setting of [`crate::StackConfig`] is out of range; the text names it and its limits.
+    /// A setting of [`crate::TcpConfig`] is out of range; the text names it and its limits.
     #[error("{0}")]
     Config(String),
     /// `listen` or `connect` named an address that is not one of the device's.
@@ -28,18 +28,11 @@ pub enum StackError {
         "all local ports towards this peer are in use; wait for TIME-WAIT or use another source address"
     )]
     NoPorts,
-    /// [`crate::StackConfig::max_connections`] is reached.
+    /// [`crate::TcpConfig::max_connections`] is reached.
     #[error("the stack has its maximum of {0} connections; raise max_connections")]
     TooManyConnections(usize),
-    /// [`crate::NeighbourConfig::max_unresolved_per_client`] or
-    /// [`crate::NeighbourConfig::max_unresolved_per_user`] is reached.
-    #[error(
-        "this {scope} has reached its limit of {limit} unresolved neighbours; see [device.neighbours] unresolved_per_{scope}"
-    )]
-    TooManyUnresolved {
-        /// The scope of the limit.
-        scope: OwnerScope,
-        /// The limit.
-        limit: usize,
-    },
+    /// The network layer refused it: a setting is out of range, or the owner has reached its limit of
+    /// unresolved neighbours.
+    #[error(transparent)]
+    Net(#[from] NetError),
 }

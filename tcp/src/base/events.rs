@@ -40,7 +40,7 @@ impl Events {
     pub const MSS_CHANGED: Events = Events(1 << 11);
 
     /// Segments beyond a hole arrived and were kept: `Stack::for_each_out_of_order` visits them.
-    /// Only with [`crate::StackConfig::show_out_of_order`].
+    /// Only with [`crate::TcpConfig::show_out_of_order`].
     pub const OUT_OF_ORDER: Events = Events(1 << 12);
 
     const NAMES: [&'static str; 13] = [

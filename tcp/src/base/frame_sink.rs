@@ -29,7 +29,7 @@ pub struct FrameMeta {
     /// The state of the TCP checksum.
     pub checksum: TxChecksum,
     /// The destination is an address of this device: the worker loops the frame back (into
-    /// [`crate::Stack::receive_burst`]), and the NIC does not see it.
+    /// the burst of received frames), and the NIC does not see it.
     pub self_addressed: bool,
     /// The payload is a retransmission.
     pub retransmission: bool,
@@ -62,7 +62,7 @@ pub enum PayloadPiece<'a, R> {
     },
 }
 
-/// Takes the frames that a [`crate::Stack`] sends.
+/// Takes the frames that a stack sends.
 pub trait FrameSink<R> {
     /// Sends one frame. `fill` writes its complete Ethernet, VLAN, IP and TCP headers (see
     /// [`TxChecksum`]) of `headers_len` bytes, at most 128. Behind them the frame has the bytes of

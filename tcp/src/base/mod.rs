@@ -2,11 +2,14 @@
 //! here knows a connection.
 
 pub(crate) mod buffer;
+pub(crate) mod counters;
 pub(crate) mod error;
 pub(crate) mod events;
 pub(crate) mod frame_info;
 pub(crate) mod frame_sink;
 pub(crate) mod ids;
+pub(crate) mod net_error;
+pub(crate) mod net_stats;
 pub(crate) mod quota_owner;
 pub(crate) mod rate_limits;
 pub(crate) mod retransmissions;

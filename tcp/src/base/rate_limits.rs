@@ -15,6 +15,7 @@ pub(crate) struct TokenBucket {
 }
 
 impl TokenBucket {
+    /// Returns a full bucket of `rate` tokens.
     pub(crate) fn new(rate: u32) -> Self {
         TokenBucket {
             step: match u64::from(rate) {
@@ -48,6 +49,7 @@ pub(crate) struct RandomizedLimit {
 }
 
 impl RandomizedLimit {
+    /// Returns a limit around `rate` events per second, drawn with `secret`.
     pub(crate) fn new(rate: u32, now: Instant, secret: Key) -> Self {
         let mut limit = RandomizedLimit {
             rate: u64::from(rate),

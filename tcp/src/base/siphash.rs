@@ -20,6 +20,7 @@ fn mix_round(state: &mut [u64; 4]) {
 pub(crate) struct Key(u64, u64);
 
 impl Key {
+    /// Returns the key of these bytes.
     pub(crate) fn new(key: &[u8; 16]) -> Self {
         let key = u128::from_le_bytes(*key);
         Key(key as u64, (key >> 64) as u64)

@@ -1,95 +1,64 @@
 //! Counters, with the names of TCP-MIB (RFC 4022) and Linux's TcpExt where these have one.
 
+use crate::base::counters::counters;
+use crate::base::net_stats::NetStats;
 use crate::base::retransmissions::RetransmissionCause;
 
-macro_rules! counters {
-    ($($(#[doc = $doc:literal])* $name:ident = $mib:literal),* $(,)?) => {
-        /// Counters of one stack since its start.
-        #[derive(Clone, Debug, Default, PartialEq, Eq)]
-        pub struct StackStats { $($(#[doc = $doc])* pub $name: u64),* }
-
-        impl StackStats {
-            /// Adds another worker's counters.
-            pub fn merge(&mut self, other: &StackStats) { $(self.$name += other.$name;)* }
-            /// Name and value of each counter.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name)),*].into_iter()
-            }
-            /// Meaning of a counter of [`Self::mib_counters`].
-            pub fn meaning_of(name: &str) -> &'static str {
-                match name {
-                    $($mib => concat!($($doc),*).trim_ascii(),)*
-                    _ => "",
-                }
-            }
-            fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$(($mib, self.$name)),*].into_iter()
-            }
-        }
-    };
+/// Counters of one stack since its start, as of one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StackStats {
+    /// Frames, IP, neighbours and ICMP.
+    pub net: NetStats,
+    /// Segments and connections.
+    pub tcp: TcpStats,
 }
 
-/// Counters of [`StackStats::mib_counters`] that count discarded frames, segments and datagrams, and
-/// requests that are not answered.
-const DROPS: [&str; 28] = [
-    "SiwResetsSkipped",
-    "TcpExtTCPRcvQDrop",
-    "TcpExtOfoPruned",
-    "TcpExtPAWSEstab",
-    "SiwOutOfWindow",
-    "TcpExtTCPAbortOnTimeout",
-    "TcpExtListenDrops",
-    "TcpExtListenOverflows",
-    "TcpExtSyncookiesFailed",
-    "TcpExtTCPAbortOnMemory",
-    "SiwBadAcks",
-    "TcpInCsumErrors",
-    "SiwOffloadedChecksums",
-    "SiwOffloadedSegments",
-    "TcpInErrs",
-    "SiwBadOptions",
-    "IpReasmFails",
-    "IpReasmTimeout",
-    "SiwSourceRouted",
-    "IpInAddrErrors",
-    "SiwOtherAddress",
-    "IpInHdrErrors",
-    "IpInUnknownProtos",
-    "SiwNoPorts",
-    "SiwNoConnection",
-    "ArpTableFull",
-    "SiwControlDrops",
-    "SiwHostDrops",
-];
-
 impl StackStats {
+    /// Adds another worker's counters.
+    pub fn merge(&mut self, other: &StackStats) {
+        self.net.merge(&other.net);
+        self.tcp.merge(&other.tcp);
+    }
+
+    /// Name and value of each counter.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.net.iter().chain(self.tcp.iter())
+    }
+
+    /// Meaning of a counter of [`Self::mib_counters`].
+    pub fn meaning_of(name: &str) -> &'static str {
+        let meaning = NetStats::meaning_of(name).or_else(|| TcpStats::meaning_of(name));
+        meaning.unwrap_or("")
+    }
+
     /// Counters of discarded and refused frames, with their names in [`Self::mib_counters`].
     pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        self.named().filter(|(name, _)| DROPS.contains(name))
+        let all = self.net.named().chain(self.tcp.named());
+        all.filter(|(name, _)| Self::is_drop(name))
     }
 
     /// Returns true for the name of a counter of [`Self::drops`].
     pub fn is_drop(name: &str) -> bool {
-        DROPS.contains(&name)
+        NetStats::is_drop(name) || TcpStats::is_drop(name)
     }
 
-    /// Counts a packet with a wrong checksum. `field`: its checksum; `pseudo`: the sum of its
-    /// pseudo-header, which the kernel writes there if an interface is to compute the checksum.
-    #[cold]
-    pub(crate) fn count_wrong_checksum(&mut self, field: u16, pseudo: u16) {
-        if field == pseudo {
-            self.offloaded_checksums += 1;
-        } else {
-            self.csum_errors += 1;
-        }
+    /// Returns each counter with its name in Linux's nstat, which is the name of TCP-MIB prefixed
+    /// by its group (`TcpRetransSegs`, `TcpExtTCPTimeouts`); counters without a name there begin
+    /// with `Siw`. As in RFC 4022, `TcpOutSegs` excludes retransmissions, and `TcpRetransSegs`
+    /// includes SYNs.
+    pub fn mib_counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let again = self.tcp.retrans_segs + self.tcp.syn_retrans;
+        let out = self.tcp.out_segs.saturating_sub(again);
+        let tcp = self.tcp.named().map(move |(name, value)| match name {
+            "TcpOutSegs" => (name, out),
+            "TcpRetransSegs" => (name, again),
+            _ => (name, value),
+        });
+        self.net.named().chain(tcp)
     }
+}
 
-    /// Returns the number of packets that were dropped because of offloads of their sender.
-    #[inline]
-    pub fn offload_drops(&self) -> u64 {
-        self.offloaded_checksums + self.offloaded_segments
-    }
-
+impl TcpStats {
     /// Counts the beginning of a fast recovery.
     #[cold]
     pub(crate) fn count_recovery(&mut self, sack: bool) {
@@ -111,31 +80,27 @@ impl StackStats {
             RetransmissionCause::TailProbe => self.tail_retrans += 1,
         }
     }
-
-    /// Returns each counter with its name in Linux's nstat, which is the name of TCP-MIB prefixed
-    /// by its group (`TcpRetransSegs`, `TcpExtTCPTimeouts`); counters without a name there begin
-    /// with `Siw`. As in RFC 4022, `TcpOutSegs` excludes retransmissions, and `TcpRetransSegs`
-    /// includes SYNs.
-    pub fn mib_counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let again = self.retrans_segs + self.syn_retrans;
-        let out = self.out_segs.saturating_sub(again);
-        self.named().map(move |(name, value)| match name {
-            "TcpOutSegs" => (name, out),
-            "TcpRetransSegs" => (name, again),
-            _ => (name, value),
-        })
-    }
 }
 
 counters! {
-    /// Frames handed to `receive_burst`.
-    frames_in = "SiwFramesIn",
-    /// Frames that the sink accepted.
-    frames_out = "SiwFramesOut",
-    /// Broadcast and multicast frames received.
-    group_frames_in = "SiwGroupFramesIn",
-    /// Broadcast and multicast frames sent.
-    group_frames_out = "SiwGroupFramesOut",
+    /// Counters of TCP in one stack, since its start.
+    TcpStats;
+    drops: [
+        "SiwResetsSkipped",
+        "TcpExtTCPRcvQDrop",
+        "TcpExtOfoPruned",
+        "TcpExtPAWSEstab",
+        "SiwOutOfWindow",
+        "TcpExtTCPAbortOnTimeout",
+        "TcpExtListenDrops",
+        "TcpExtListenOverflows",
+        "TcpExtSyncookiesFailed",
+        "TcpExtTCPAbortOnMemory",
+        "SiwBadAcks",
+        "SiwBadOptions",
+        "SiwNoPorts",
+        "SiwNoConnection",
+    ];
     /// TCP segments received.
     in_segs = "TcpInSegs",
     /// TCP segments sent, retransmissions included.
@@ -257,78 +222,15 @@ counters! {
     orphans_evicted = "TcpExtTCPAbortOnMemory",
     /// ACKs of data that was never sent.
     bad_acks = "SiwBadAcks",
-    /// Packets with a wrong checksum.
-    csum_errors = "TcpInCsumErrors",
-    /// Packets whose checksum the sender left to an offload that did not happen: `ethtool -K` with
-    /// `tx off` for the interface of the sender.
-    offloaded_checksums = "SiwOffloadedChecksums",
-    /// Packets merged by GRO, or not cut by TSO, that do not fit into a frame of the port: `ethtool -K`
-    /// with `tso off gso off gro off`.
-    offloaded_segments = "SiwOffloadedSegments",
-    /// Frames with malformed headers.
-    in_errs = "TcpInErrs",
     /// Segments with options of impossible length.
     bad_options = "SiwBadOptions",
-    /// Fragments of IPv4 and IPv6 received.
-    reassembly_required = "IpReasmReqds",
-    /// Datagrams reassembled.
-    reassembly_oks = "IpReasmOKs",
-    /// Fragments and datagrams that could not be reassembled.
-    reassembly_fails = "IpReasmFails",
-    /// Datagrams whose fragments did not all arrive in time.
-    reassembly_timeouts = "IpReasmTimeout",
-    /// Messages of other hosts that claim one of our addresses (RFC 5227, RFC 4862).
-    address_conflicts = "SiwAddressConflicts",
-    /// IPv4 packets dropped because they have a source route.
-    source_routed = "SiwSourceRouted",
-    /// Packets with impossible addresses (martians).
-    martians = "IpInAddrErrors",
-    /// Frames for other devices or VLANs, or of other protocols.
-    not_for_us = "SiwOtherAddress",
-    /// IPv6 packets whose extension headers are malformed or contain an option that must be
-    /// rejected.
-    header_errors = "IpInHdrErrors",
-    /// IP packets that carry neither TCP nor ICMP.
-    unknown_protocols = "IpInUnknownProtos",
     /// SYNs to ports without a listener.
     no_ports = "SiwNoPorts",
     /// Segments other than SYNs that belong to no connection.
     no_connection = "SiwNoConnection",
-    /// ARP packets received.
-    arp_in = "ArpIn",
-    /// ARP packets sent.
-    arp_out = "ArpOut",
-    /// Neighbour solicitations and advertisements received.
-    ndp_in = "NdpIn",
-    /// Neighbour solicitations and advertisements sent.
-    ndp_out = "NdpOut",
-    /// ICMP messages received.
-    icmp_in = "IcmpInMsgs",
-    /// ICMP messages sent.
-    icmp_out = "IcmpOutMsgs",
-    /// ICMP errors that quote a segment of ours.
-    icmp_errors_in = "SiwIcmpErrorsIn",
-    /// ICMP destination-unreachable errors sent (unknown protocols over IPv4).
-    icmp_unreachables_out = "IcmpOutDestUnreachs",
-    /// ICMPv6 parameter problems sent (RFC 4443 section 3.4).
-    icmp_parameter_problems_out = "IcmpOutParmProbs",
-    /// ICMP time-exceeded errors sent for incomplete fragmented datagrams.
-    icmp_time_exceeded_out = "IcmpOutTimeExcds",
     /// Path MTUs reduced by an ICMP error (RFC 1191, 8201).
     pmtu_reductions = "SiwPmtuReductions",
     /// Path MTUs reduced because full segments vanished without an ICMP error (RFC 8899 section
     /// 4.3).
     black_holes = "SiwBlackHoles",
-    /// Neighbours that did not answer.
-    neighbour_failures = "ArpFailures",
-    /// Lookups that found the neighbour table full.
-    neighbour_overflows = "ArpTableFull",
-    /// ARP, NDP and ICMP answers, resets and SYN cookies dropped because the queue was full or by
-    /// the rate limit.
-    control_drops = "SiwControlDrops",
-    /// Frames left to the kernel's stack on a shared device.
-    host_frames = "SiwHostFrames",
-    /// Frames for the kernel's stack that were dropped: too many in one burst, or impossible to
-    /// restore.
-    host_drops = "SiwHostDrops",
 }

@@ -60,6 +60,7 @@ pub(crate) fn at_ticks(ticks: u32, now: Instant) -> u64 {
 }
 
 /// Converts a duration to nanoseconds; saturates at 584 years.
+#[inline]
 pub(crate) fn to_nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

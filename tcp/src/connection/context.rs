@@ -4,16 +4,17 @@
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
+use crate::base::error::StackError;
 use crate::base::events::Events;
 use crate::base::ids::ConnId;
 use crate::base::rate_limits::{RandomizedLimit, TokenBucket};
 use crate::base::retransmissions::RetransmissionCause;
 use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
-use crate::base::stats::StackStats;
+use crate::base::stats::TcpStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
-use crate::config::{IpCidr, LearnedRoutes, StackConfig, held_in};
+use crate::config::{StackConfig, TcpConfig, check_tcp_config, held_in};
 use crate::congestion::window::initial_window;
 use crate::connection::closing_list::ClosingLists;
 use crate::connection::held_buffers::HeldBuffers;
@@ -21,18 +22,18 @@ use crate::connection::listeners::Listeners;
 use crate::connection::side_table::{SideFlags, SideTable};
 use crate::connection::stalled::StalledFlows;
 use crate::flow::table::FlowTable;
-use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
-use crate::link::control_queue::ControlQueue;
-use crate::link::neighbours::Neighbours;
 use crate::link::tso_watch::TsoWatch;
+use crate::network::Network;
 use crate::path_mtu::Paths;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::rtt::RtoLimits;
 use crate::tcb::send_variables::SendVariables;
+use crate::wire::checksum::{self, OnesComplementSum};
+use crate::wire::constants::HEADER_MAX;
 use crate::wire::flow_key::{FlowKey, TableHasher};
-use crate::wire::frame;
-use crate::wire::segment::{RST, Segment};
+use crate::wire::segment::{ACK, FIN, RST, SYN, Segment};
+use crate::wire::template::{SegmentFields, Template};
 
 /// An ACK of DCTCP for the segments before a change of the mark, which leaves before any later ACK
 /// of its connection.
@@ -46,12 +47,13 @@ pub(crate) struct EarlyAck {
 pub(crate) struct SharedState {
     /// The time passed to the last call of the stack.
     pub now: Instant,
-    pub config: StackConfig,
+    pub config: TcpConfig,
+    pub net: Network,
     pub rto_limits: RtoLimits,
     /// The time of the last retransmission timeout of any connection, in ns.
     pub last_timeout: u64,
     pub delayed_ack: u64,
-    /// [`StackConfig::answer_wait`] in ns.
+    /// [`TcpConfig::answer_wait`] in ns.
     pub answer_wait: u64,
     /// The initial receive window, and the largest that it may grow to.
     pub recv_window: u32,
@@ -72,15 +74,8 @@ pub(crate) struct SharedState {
     /// Connections with events, at most once each.
     pub event_list: VecDeque<u32>,
     pub listeners: Listeners,
-    pub neighbours: Neighbours,
-    /// Routes in addition to those of the configuration.
-    pub learned_routes: LearnedRoutes,
-    /// Datagrams of RoCEv2 to addresses that the kernel has too are ours.
-    pub takes_roce: bool,
-    pub control_queue: ControlQueue,
     /// ACKs that precede all other output of their connections.
     pub early_acks: VecDeque<EarlyAck>,
-    pub conflicts: AddressConflicts,
     pub tso_watch: TsoWatch,
     /// Connections that may be evicted when the stack is full.
     pub closing: ClosingLists,
@@ -90,24 +85,18 @@ pub(crate) struct SharedState {
     /// Connections with unacknowledged or unsent data.
     pub active: usize,
     pub resets: TokenBucket,
-    /// Answers to datagrams.
-    pub datagrams: TokenBucket,
     pub challenges: RandomizedLimit,
     pub port_draws: u32,
     pub paths: Paths,
     /// Received buffers held by connections, as last counted.
     pub held: HeldBuffers,
-    pub stats: StackStats,
+    pub stats: TcpStats,
 }
-
-/// IPv6 groups of every node: ff02::1, and ff02::1:ff00:0 with the low 24 bits of an address.
-const ALL_NODES: u128 = 0xff02 << 112 | 1;
-const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
 
 /// Returns the initial and the largest receive window of a connection: its buffers must hold what
 /// either promises. Beyond the initial window, a connection offers only what the buffers that are free
 /// in common hold.
-fn window_bounds(config: &StackConfig) -> (u32, u32) {
+fn window_bounds(config: &TcpConfig) -> (u32, u32) {
     let doublings = u32::from(config.recv_window_doublings.min(30));
     let largest = (u64::from(config.recv_window) << doublings).min(1 << 30);
     (
@@ -170,7 +159,7 @@ impl TcpContext<'_> {
     /// `una`: SND.UNA.
     #[cold]
     pub(crate) fn note_stalled(&mut self, una: SeqNr, remote: IpAddr) {
-        let hop = self.shared.next_hop(remote);
+        let hop = self.shared.net.next_hop(remote);
         self.shared.stalled.insert(self.id.index, hop, una);
     }
 
@@ -220,15 +209,21 @@ impl SharedState {
         initial_window(self.config.initial_window, u32::from(emss))
     }
 
-    /// Returns the state of a stack without connections. `config` has been validated.
-    pub(crate) fn new(config: StackConfig, now: Instant) -> Self {
+    /// Returns the state of a stack without connections.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
+    pub(crate) fn new(config: StackConfig, now: Instant) -> Result<Self, StackError> {
+        let StackConfig { net, tcp: config } = config;
+        let (rate, secret) = (net.control_rate, Key::new(&config.isn_key));
+        let net = Network::new(net, secret, now)?;
+        check_tcp_config(&config)?;
         let mut recv_wscale = config.window_scale;
         let (recv_window, recv_window_max) = window_bounds(&config);
         while recv_wscale < 14 && recv_window_max >> recv_wscale > 0xffff {
             recv_wscale += 1;
         }
-        let rate = config.control_rate;
-        SharedState {
+        Ok(SharedState {
             now,
             rto_limits: RtoLimits::new(&config),
             last_timeout: 0,
@@ -237,7 +232,7 @@ impl SharedState {
             recv_window,
             recv_window_max,
             recv_wscale,
-            isn_key: Key::new(&config.isn_key),
+            isn_key: secret,
             table_hasher: TableHasher::new(&config.hash_key),
             flow_table: FlowTable::new(config.max_connections),
             timer_wheel: TimerWheel::new(now),
@@ -246,26 +241,21 @@ impl SharedState {
             awaited_answers: VecDeque::new(),
             event_list: VecDeque::new(),
             listeners: Listeners::default(),
-            neighbours: Neighbours::new(config.neighbours),
-            learned_routes: LearnedRoutes::default(),
-            takes_roce: false,
-            control_queue: ControlQueue::new(&config, TokenBucket::new(rate)),
             early_acks: VecDeque::new(),
-            conflicts: AddressConflicts::new(config.gratuitous_arp, now),
             tso_watch: TsoWatch::default(),
             closing: ClosingLists::new(),
             side_table: SideTable::default(),
             stalled: StalledFlows::default(),
             active: 0,
             resets: TokenBucket::new(rate),
-            datagrams: TokenBucket::new(rate),
-            challenges: RandomizedLimit::new(rate, now, Key::new(&config.isn_key)),
+            challenges: RandomizedLimit::new(rate, now, secret),
             port_draws: 0,
             paths: Paths::default(),
             held: HeldBuffers::new(config.max_held_buffers, config.max_recv_buffers),
-            stats: StackStats::default(),
+            stats: TcpStats::default(),
+            net,
             config,
-        }
+        })
     }
 
     /// Returns the context of a connection.
@@ -305,54 +295,27 @@ impl SharedState {
         counted as usize >= self.config.buffers_of_one() / 4
     }
 
-    pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
-        self.config
-            .addresses
-            .iter()
-            .any(|cidr| cidr.addr == address)
-    }
-
-    /// Returns the source address for an answer to a packet sent to `address`: `address` itself, or
-    /// one of ours if it is a multicast group that we are in (RFC 4291 section 2.7.1: all nodes of
-    /// the link, and the solicited-node groups). `None`: none of our addresses is in the group.
-    #[cold]
-    pub(crate) fn own_address_of_group(&self, address: IpAddr) -> Option<IpAddr> {
-        let IpAddr::V6(group) = address else {
-            return Some(address);
-        };
-        let ours = self.config.addresses.iter().map(|cidr| cidr.addr);
-        let mut ours = ours.filter_map(|address| match address {
-            IpAddr::V6(address) => Some(address.to_bits()),
-            IpAddr::V4(_) => None,
-        });
-        let found = match group.to_bits() {
-            ALL_NODES => ours.next(),
-            bits if bits >> 24 == SOLICITED_NODE >> 24 => {
-                ours.find(|own| (own ^ bits) & 0xff_ffff == 0)
-            }
-            _ => return Some(address),
-        };
-        found.map(|own| core::net::Ipv6Addr::from_bits(own).into())
-    }
-
-    /// Returns whether packets from `address` may be answered: it is a valid peer address, and
-    /// neither ours (LAND attack; except for a frame that we sent to ourselves) nor a broadcast
-    /// address of our links (RFC 1122 section 3.2.1.3).
-    pub(crate) fn can_be_peer(&self, address: IpAddr, src_mac: [u8; 6]) -> bool {
-        let never = |cidr: &IpCidr| {
-            cidr.addr == address && src_mac != self.config.mac || cidr.is_broadcast(address)
-        };
-        frame::is_peer_address(address) && !self.config.addresses.iter().any(never)
-    }
-
     /// Returns whether a segment that matches no connection has a source address that a peer can have
     /// and that is not ours (LAND attack).
     pub(crate) fn is_plausible_peer(&self, key: &FlowKey, src_mac: [u8; 6]) -> bool {
         let remote = key.remote();
-        self.can_be_peer(remote.ip(), src_mac) && remote.port() != 0
+        self.net.can_be_peer(remote.ip(), src_mac) && remote.port() != 0
     }
 
-    /// Answers a segment that matches no connection with a reset, within the rate limit.
+    /// Queues a segment without payload that belongs to no connection.
+    pub(crate) fn push_segment(&mut self, template: &Template, fields: &SegmentFields<'_>) {
+        let mut out = [0; HEADER_MAX];
+        let (len, meta) = template.meta(fields);
+        template.build(&mut out[..len], fields);
+        let at = checksum::tcp_checksum_offset(&meta);
+        let sum = checksum::complete_tcp_checksum(&out[..len], &meta, OnesComplementSum::new());
+        out[at..at + 2].copy_from_slice(&sum);
+        self.stats.out_segs += 1;
+        self.net.push_headers(&out[..len], meta.l3_len, meta.ipv6);
+    }
+
+    /// Answers a segment that matches no connection with a reset (RFC 9293 section 3.10.7.1), within the
+    /// rate limit.
     pub(crate) fn reset_unmatched_segment(
         &mut self,
         key: &FlowKey,
@@ -363,34 +326,31 @@ impl SharedState {
         if seg.flags & RST != 0 {
             return;
         }
-        if self.resets.try_take(self.now) {
-            self.control_queue
-                .push_reset(src_mac, key, seg, payload, &mut self.stats);
-        } else {
+        if !self.resets.try_take(self.now) {
             self.stats.resets_skipped += 1;
-        }
-    }
-
-    /// Probes whether another host has one of our addresses.
-    #[cold]
-    pub(crate) fn probe_addresses(&mut self, now: Instant) {
-        self.conflicts.take_probe(now);
-        for cidr in &self.config.addresses {
-            self.control_queue.probe_address(cidr.addr, &mut self.stats);
-        }
-    }
-
-    /// Processes the claim of another host to an address of ours: counts, reports and defends.
-    pub(crate) fn on_address_conflict(&mut self, now: Instant, conflict: AddressConflict) {
-        // Another worker defends.
-        if self.control_queue.silent {
             return;
         }
-        self.stats.address_conflicts += 1;
-        if self.conflicts.record(conflict, now) {
-            self.control_queue
-                .announce_address(conflict.address, &mut self.stats);
-        }
+        let config = &self.net.config;
+        let template = Template::new(config.mac, src_mac, config.vlan, key);
+        let len = payload + u32::from(seg.flags & SYN != 0) + u32::from(seg.flags & FIN != 0);
+        let (seq, ack, flags) = if seg.flags & ACK != 0 {
+            (seg.ack, SeqNr(0), RST)
+        } else {
+            (SeqNr(0), seg.seq + len, RST | ACK)
+        };
+        self.stats.out_rsts += 1;
+        let fields = SegmentFields {
+            seq,
+            ack,
+            flags,
+            window: 0,
+            ts: None,
+            options: &[],
+            payload: 0,
+            ect: false,
+            tso: false,
+        };
+        self.push_segment(&template, &fields);
     }
 
     /// Handles the retransmission of a segment that was first sent in a super-segment. `is_again`:
@@ -407,42 +367,6 @@ impl SharedState {
         let was_on = self.config.tso.take().is_some();
         self.stats.tso_stopped += u64::from(was_on);
         was_on
-    }
-
-    /// Returns the next hop for `remote`: `remote` itself if it is on the link, else a gateway. The
-    /// longest prefix wins (RFC 1812 section 5.2.4.3). Called when a connection opens or the
-    /// neighbour table has changed, not for each frame.
-    pub(crate) fn next_hop(&self, remote: IpAddr) -> Option<IpAddr> {
-        if matches!(remote, IpAddr::V6(address) if address.is_unicast_link_local()) {
-            return Some(remote);
-        }
-        let links = self
-            .config
-            .addresses
-            .iter()
-            .map(|address| (*address, remote));
-        let learned = &self.learned_routes;
-        let on_link = learned.on_link.iter().map(|network| (*network, remote));
-        let routes = learned.routes.iter().chain(&self.config.routes);
-        let routes = routes.map(|route| (route.to, route.via));
-        // `max_by_key` returns the last of equals, so that links win over routes, and configured
-        // entries over learned ones.
-        let best = routes
-            .chain(on_link)
-            .chain(links)
-            .filter(|(to, _)| to.contains(remote))
-            .max_by_key(|(to, _)| to.prefix);
-        let default = match remote {
-            IpAddr::V4(_) => {
-                let gateway = self.config.gateway_v4.or(learned.gateway_v4);
-                gateway.map(IpAddr::V4)
-            }
-            IpAddr::V6(_) => {
-                let gateway = self.config.gateway_v6.or(learned.gateway_v6);
-                gateway.map(IpAddr::V6)
-            }
-        };
-        best.map(|(_, via)| via).or(default)
     }
 
     /// Returns the initial sequence number of RFC 6528: M + F(four-tuple, secret), where M is a

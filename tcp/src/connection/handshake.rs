@@ -66,6 +66,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn apply_peer_syn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         let SharedState {
             config,
+            net,
             recv_window,
             recv_wscale,
             side_table,
@@ -87,7 +88,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .mss
             .unwrap_or(default)
             .max(MSS_FLOOR)
-            .min(config.mtu - overhead);
+            .min(net.config.mtu - overhead);
         // A retransmitted SYN does not request ECN, as middleboxes may drop SYNs that do (RFC 3168
         // section 6.1.1.1). If it was sent, our data is not ECN-capable, but marks of the peer's
         // data must be echoed once the first SYN is answered (section 6.1.1).
@@ -341,7 +342,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             };
             (timestamp_at(cx.now, self.path.timestamp_offset), echo)
         });
-        let mss = cx.shared.config.mtu - if self.path.template.is_v6() { 60 } else { 40 };
+        let mss = cx.shared.net.config.mtu - if self.path.template.is_v6() { 60 } else { 40 };
         let (options, n) = syn_options(mss, sack, ts, scale);
         let window = cx.shared.recv_window.min(0xffff) as u16;
         let flags = match answer {
@@ -381,7 +382,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.receiver.on_ack_sent(edge);
         }
         cx.shared.stats.syn_retrans += u64::from(self.sender.snd.backoff > 0);
-        cx.shared.stats.frames_out += 1;
+        cx.shared.net.stats.frames_out += 1;
         cx.shared.stats.out_segs += 1;
         Ok(())
     }

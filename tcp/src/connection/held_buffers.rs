@@ -9,7 +9,7 @@ const FEW: usize = 16;
 
 /// Counts of held buffers.
 pub(crate) struct HeldBuffers {
-    /// Maximum of all connections together ([`crate::StackConfig::max_held_buffers`]).
+    /// Maximum of all connections together ([`crate::TcpConfig::max_held_buffers`]).
     limit: usize,
     /// Maximum of one connection.
     limit_of_one: usize,

@@ -234,7 +234,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // have restarted, and the challenge ACK of RFC 5961 section 4 shows it that the
             // connection still exists here.
             let is_syn = seg.flags & SYN != 0;
-            cx.shared.stats.in_errs += u64::from(!is_syn);
+            cx.shared.net.stats.in_errs += u64::from(!is_syn);
             return is_syn;
         }
         // PAWS (section 5.3).

@@ -76,17 +76,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn new(shared: &SharedState, key: &FlowKey, hash: u64) -> Self {
         let config = &shared.config;
         let headers = if key.is_v6() { 60 } else { 40 };
-        let emss = config.mtu - headers - if config.timestamps { 12 } else { 0 };
+        let emss = shared.net.config.mtu - headers - if config.timestamps { 12 } else { 0 };
         let mut conn = Connection {
             receiver: Receiver::new(),
             tcb: Tcb::new(emss),
             sender: Sender::new(config.congestion, emss),
             generation: 0,
             hash: hash as u32,
-            path: PathState::new(config, key),
+            path: PathState::new(&shared.net.config, key),
             listener: NO_LISTENER,
         };
-        if shared.is_own_address(key.remote().ip()) {
+        if shared.net.is_own_address(key.remote().ip()) {
             conn.tcb.flags |= ConnectionFlags::SELF_ADDRESSED;
         }
         conn

@@ -10,8 +10,9 @@ use crate::connection::context::TcpContext;
 use crate::queues::send_buffer::{PUSH, SegmentBudget};
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::send_variables::SendFlags;
+use crate::wire::constants::HEADER_MAX;
 use crate::wire::segment::{ACK, ECE, PSH};
-use crate::wire::template::{HEADER_MAX, SegmentFields};
+use crate::wire::template::SegmentFields;
 
 /// Limits of the segments recorded as one.
 const LIMIT: TsoLimits = TsoLimits {
@@ -161,7 +162,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if !self.receiver.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }
-        cx.shared.stats.frames_out += segs;
+        cx.shared.net.stats.frames_out += segs;
         cx.shared.stats.out_segs += segs;
         cx.shared.stats.out_bytes += u64::from(bytes);
         (bytes, result)

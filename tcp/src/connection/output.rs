@@ -93,7 +93,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if !self.receiver.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }
-        cx.shared.stats.frames_out += 1;
+        cx.shared.net.stats.frames_out += 1;
         cx.shared.stats.out_segs += 1;
         cx.shared.stats.out_bytes += u64::from(segment.len);
         Ok(())
@@ -200,7 +200,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if !self.tcb.can_send_data() {
             return Ok(());
         }
-        if self.path.neighbour_generation != cx.shared.neighbours.generation {
+        if self.path.neighbour_generation != cx.shared.net.neighbours.generation {
             // The neighbour table changed; `poll` looks the destination up again.
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
             return Ok(());

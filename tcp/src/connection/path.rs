@@ -6,9 +6,9 @@ use core::net::IpAddr;
 use crate::base::frame_sink::{FrameMeta, FrameSink, SinkFull, TxChecksum};
 use crate::base::state::TcpState;
 use crate::base::time::{Instant, timestamp_at};
-use crate::config::StackConfig;
 use crate::connection::context::TcpContext;
 use crate::link::neighbours::NeighbourLookup;
+use crate::net_config::NetConfig;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::receive_variables::ReceiveVariables;
@@ -35,7 +35,7 @@ pub(crate) struct PathState {
 
 impl PathState {
     /// Returns the path of a connection with this four-tuple, before any handshake.
-    pub(crate) fn new(config: &StackConfig, key: &FlowKey) -> Self {
+    pub(crate) fn new(config: &NetConfig, key: &FlowKey) -> Self {
         PathState {
             template: Template::new(config.mac, [0; 6], config.vlan, key),
             neighbour_generation: 0,
@@ -83,7 +83,7 @@ impl PathState {
     /// Returns whether the template has the current link-layer destination.
     #[inline]
     pub(crate) fn is_resolved(&self, cx: &TcpContext<'_>) -> bool {
-        self.neighbour_generation == cx.shared.neighbours.generation
+        self.neighbour_generation == cx.shared.net.neighbours.generation
     }
 
     /// Looks the link-layer destination up. Returns `false` if the connection has to wait for its
@@ -91,25 +91,25 @@ impl PathState {
     #[cold]
     pub(crate) fn resolve_neighbour(&mut self, tcb: &Tcb, cx: &mut TcpContext<'_>) -> bool {
         if tcb.has(ConnectionFlags::SELF_ADDRESSED) {
-            self.template.set_destination(cx.shared.config.mac);
+            self.template.set_destination(cx.shared.net.config.mac);
         } else {
-            let Some(hop) = cx.shared.next_hop(self.remote()) else {
+            let Some(hop) = cx.shared.net.next_hop(self.remote()) else {
                 return false;
             };
             let unproven = tcb.state == TcpState::SynReceived && tcb.has(ConnectionFlags::PASSIVE);
             let owner = cx.shared.side_table.quota_owner(cx.id.index);
-            let neighbours = &mut cx.shared.neighbours;
+            let neighbours = &mut cx.shared.net.neighbours;
             match neighbours.lookup(hop, cx.id, unproven, owner, cx.now) {
                 NeighbourLookup::Found(mac) => self.template.set_destination(mac),
                 NeighbourLookup::Wait => return false,
                 NeighbourLookup::Full => {
-                    cx.shared.stats.neighbour_overflows += 1;
+                    cx.shared.net.stats.neighbour_overflows += 1;
                     // No answer will schedule the connection; its timer retries.
                     return false;
                 }
             }
         }
-        self.neighbour_generation = cx.shared.neighbours.generation;
+        self.neighbour_generation = cx.shared.net.neighbours.generation;
         true
     }
 
@@ -127,7 +127,7 @@ impl PathState {
         if !sink.send_frame(n, &meta, |out| self.template.build(out, fields), []) {
             return Err(SinkFull);
         }
-        cx.shared.stats.frames_out += 1;
+        cx.shared.net.stats.frames_out += 1;
         cx.shared.stats.out_segs += 1;
         Ok(())
     }

@@ -54,14 +54,12 @@ impl<B, R> Connection<B, R> {
         if !self.path.may_reset(&self.tcb) {
             return true;
         }
-        if !cx.shared.control_queue.has_room(&mut cx.shared.stats) {
+        if !cx.shared.net.has_room() {
             return false;
         }
         let fields = self.reset_fields(cx);
         cx.shared.stats.out_rsts += 1;
-        cx.shared
-            .control_queue
-            .push_segment(&self.path.template, &fields, &mut cx.shared.stats);
+        cx.shared.push_segment(&self.path.template, &fields);
         true
     }
 

@@ -20,7 +20,7 @@ const START: Instant = Instant(1_000_000_000);
 fn opening() -> (SharedState, Connection<VecBuf, u8>) {
     let address = "10.0.0.1/24".parse().unwrap();
     let config = StackConfig::new([2, 0, 0, 0, 0, 1], vec![address]);
-    let mut shared = SharedState::new(config, START);
+    let mut shared = SharedState::new(config, START).unwrap();
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
     let key = FlowKey::new(local, 1000, remote, 80).unwrap();
     let mut conn = Connection::new(&shared, &key, 7);

@@ -376,7 +376,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn wait_for_neighbour(&mut self, cx: &mut TcpContext<'_>) {
         // A route or a neighbour may end the wait. What is in flight has a timer that records it.
         let is_resolving = matches!(self.tcb.timer(), None | Some(Timer::NeighbourResolution));
-        if is_resolving || cx.shared.next_hop(self.path.remote()).is_none() {
+        if is_resolving || cx.shared.net.next_hop(self.path.remote()).is_none() {
             cx.note_stalled(self.sender.snd.una, self.path.remote());
         }
         if self.tcb.timer().is_some()
@@ -393,7 +393,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// (Re)starts the timer: with the time after which the neighbour table gives up, doubled after
     /// each expiry, and at most up to the user timeout.
     fn start_neighbour_timer(&mut self, cx: &mut TcpContext<'_>) {
-        let asked = cx.shared.neighbours.resolution_time();
+        let asked = cx.shared.net.neighbours.resolution_time();
         let longest = to_nanos(cx.shared.config.rto_max).max(asked);
         let pause = asked
             .saturating_mul(1 << self.sender.snd.backoff.min(20))

@@ -29,7 +29,7 @@ const ROCE_QPN: core::ops::Range<usize> = 13..16;
 pub enum Destination {
     /// The worker that owns the connection.
     Worker(usize),
-    /// The receiving worker answers; all others learn from a copy ([`crate::Stack::receive_copy`]).
+    /// The receiving worker answers; all others learn from a copy, which they do not answer.
     AllWorkers,
     /// The receiving worker.
     AnyWorker,

@@ -4,7 +4,7 @@
 
 use smoltcp::wire::{IpProtocol, Ipv4Packet, Ipv6Packet};
 
-use crate::base::stats::StackStats;
+use crate::base::net_stats::NetStats;
 use crate::link::control_queue::ControlQueue;
 use crate::wire::constants::{IPV4_HEADER_LEN, IPV6_HEADER_LEN, PROTOCOL_ICMPV6};
 use crate::wire::extension_headers::FRAGMENT;
@@ -14,7 +14,7 @@ const FRAGMENT_HEADER_LEN: usize = 8;
 
 impl ControlQueue {
     /// Queues a frame with an ICMP message, fragmented if it exceeds the MTU.
-    pub(crate) fn queue_long(&mut self, frame: Vec<u8>, ipv6: bool, stats: &mut StackStats) {
+    pub(crate) fn queue_long(&mut self, frame: Vec<u8>, ipv6: bool, stats: &mut NetStats) {
         let (header, extra): (usize, _) = if ipv6 {
             (IPV6_HEADER_LEN, FRAGMENT_HEADER_LEN)
         } else {

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use smoltcp::wire::Icmpv6Packet;
 
-use crate::base::stats::StackStats;
+use crate::base::net_stats::NetStats;
 use crate::base::time::Instant;
 use crate::link::control_queue::{ControlQueue, Origin, append_ipv4_header, append_ipv6_header};
 use crate::wire::checksum::OnesComplementSum;
@@ -30,7 +30,7 @@ impl ControlQueue {
         origin: &Origin,
         error: IcmpError,
         packet: &[u8],
-        stats: &mut StackStats,
+        stats: &mut NetStats,
     ) {
         if self.silent || !self.may_answer(now, stats) {
             return;

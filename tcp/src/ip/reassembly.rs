@@ -14,7 +14,7 @@ use core::net::IpAddr;
 
 use crate::base::buffer::RecvBuf;
 use crate::base::time::Instant;
-use crate::config::ReassemblyConfig;
+use crate::net_config::ReassemblyConfig;
 
 /// Maximum number of fragments of one datagram: 65535 bytes over links of 576 (RFC 1122 section
 /// 3.3.3).

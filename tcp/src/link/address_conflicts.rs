@@ -54,6 +54,7 @@ impl AddressConflicts {
     }
 
     /// Returns the time of the next probe.
+    #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         (self.next_probe != u64::MAX).then_some(Instant(self.next_probe))
     }

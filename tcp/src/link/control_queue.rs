@@ -1,5 +1,5 @@
 //! The queue of frames that belong to no connection: ARP, NDP, ICMP, resets. It is bounded, and its
-//! buffers come from a pool. Everything except TCP is built and parsed with smoltcp's wire types.
+//! buffers come from a pool. The packets are built and parsed with smoltcp's wire types.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::VecDeque;
@@ -12,23 +12,19 @@ use smoltcp::wire::{
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
+use crate::base::net_stats::NetStats;
 use crate::base::rate_limits::TokenBucket;
-use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
-use crate::base::stats::StackStats;
 use crate::base::time::Instant;
-use crate::config::StackConfig;
 use crate::link::ndp::{self, NDP_HOP_LIMIT};
 use crate::link::neighbours::{ClaimKind, Solicitation};
+use crate::net_config::NetConfig;
 use crate::wire::constants::{
     CHECKSUM_RIGHT, DEFAULT_HOP_LIMIT, ETHERNET_HEADER_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4,
-    ETHERTYPE_IPV6, ETHERTYPE_VLAN, IPV4_HEADER_LEN, IPV6_HEADER_LEN, TAGGED_HEADER_LEN,
-    VLAN_ID_MASK,
+    ETHERTYPE_IPV6, ETHERTYPE_VLAN, HEADER_MAX, IPV4_HEADER_LEN, IPV6_HEADER_LEN,
+    TAGGED_HEADER_LEN, VLAN_ID_MASK,
 };
-use crate::wire::flow_key::FlowKey;
 use crate::wire::icmp_error::{ICMPV4_PARAMETER_PROBLEM, ICMPV4_TIME_EXCEEDED, ICMPV4_UNREACHABLE};
-use crate::wire::segment::{self, Segment};
-use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
 
 /// Maximum number of queued frames.
 const QUEUE_MAX: usize = 256;
@@ -67,7 +63,8 @@ pub(crate) struct Origin {
 }
 
 impl ControlQueue {
-    pub(crate) fn new(config: &StackConfig, icmp: TokenBucket) -> Self {
+    /// Returns an empty queue. `secret`: makes the identifications of fragmented packets hard to guess.
+    pub(crate) fn new(config: &NetConfig, secret: Key, icmp: TokenBucket) -> Self {
         ControlQueue {
             queue: VecDeque::new(),
             pool: Vec::new(),
@@ -76,11 +73,13 @@ impl ControlQueue {
             icmp,
             mtu: config.mtu.into(),
             fragmented: 0,
-            secret: Key::new(&config.isn_key),
+            secret,
             silent: false,
         }
     }
 
+    /// Returns whether no frame waits.
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
@@ -133,7 +132,7 @@ impl ControlQueue {
         frame: Vec<u8>,
         l3_len: u8,
         ipv6: bool,
-        stats: &mut StackStats,
+        stats: &mut NetStats,
     ) {
         if self.queue.len() >= QUEUE_MAX {
             stats.control_drops += 1;
@@ -157,7 +156,7 @@ impl ControlQueue {
     }
 
     /// Sends the queued frames; returns `false` if the sink is full.
-    pub(crate) fn flush<R>(&mut self, tx: &mut impl FrameSink<R>, stats: &mut StackStats) -> bool {
+    pub(crate) fn flush<R>(&mut self, tx: &mut impl FrameSink<R>, stats: &mut NetStats) -> bool {
         while let Some((frame, meta)) = self.queue.front_mut() {
             let (head, rest) = frame.split_at(frame.len().min(HEADER_MAX));
             meta.payload_len = rest.len() as u32;
@@ -174,37 +173,14 @@ impl ControlQueue {
         true
     }
 
-    /// Queues a TCP segment without payload.
-    pub(crate) fn push_segment(
-        &mut self,
-        template: &Template,
-        fields: &SegmentFields<'_>,
-        stats: &mut StackStats,
-    ) {
-        let mut out = [0; HEADER_MAX];
-        let (len, meta) = template.meta(fields);
-        template.build(&mut out[..len], fields);
-        let at = crate::wire::checksum::tcp_checksum_offset(&meta);
-        let checksum = crate::wire::checksum::complete_tcp_checksum(
-            &out[..len],
-            &meta,
-            crate::wire::checksum::OnesComplementSum::new(),
-        );
-        out[at..at + 2].copy_from_slice(&checksum);
-        let mut buffer = self.buffer();
-        buffer.extend_from_slice(&out[..len]);
-        stats.out_segs += 1;
-        self.push_frame(buffer, meta.l3_len, meta.ipv6, stats);
-    }
-
     /// Returns whether there is room for an answer; if not, it is counted as dropped.
-    pub(crate) fn has_room(&self, stats: &mut StackStats) -> bool {
+    pub(crate) fn has_room(&self, stats: &mut NetStats) -> bool {
         self.has_room_for(1, stats)
     }
 
     /// Returns whether there is room for an answer of `frames` frames; if not, it is counted as
     /// dropped.
-    pub(crate) fn has_room_for(&self, frames: usize, stats: &mut StackStats) -> bool {
+    pub(crate) fn has_room_for(&self, frames: usize, stats: &mut NetStats) -> bool {
         let room = self.queue.len() + frames <= QUEUE_MAX;
         stats.control_drops += u64::from(!room);
         room
@@ -212,7 +188,7 @@ impl ControlQueue {
 
     /// Returns whether an ICMP answer may be sent: there is room, and its rate limit (RFC 1812
     /// section 4.3.2.8, RFC 4443 section 2.4 (f)) permits it. If not, it is counted as dropped.
-    pub(crate) fn may_answer(&mut self, now: Instant, stats: &mut StackStats) -> bool {
+    pub(crate) fn may_answer(&mut self, now: Instant, stats: &mut NetStats) -> bool {
         let may = self.has_room(stats);
         if may && !self.icmp.try_take(now) {
             stats.control_drops += 1;
@@ -227,43 +203,7 @@ impl ControlQueue {
         self.queue.len() >= QUEUE_MAX / 2
     }
 
-    /// Queues the reset in answer to a segment without a connection (RFC 9293 section 3.10.7.1).
-    pub(crate) fn push_reset(
-        &mut self,
-        dst_mac: [u8; 6],
-        key: &FlowKey,
-        seg: &Segment,
-        payload: u32,
-        stats: &mut StackStats,
-    ) {
-        let template = Template::new(self.mac, dst_mac, self.vlan, key);
-        let len = payload
-            + u32::from(seg.flags & segment::SYN != 0)
-            + u32::from(seg.flags & segment::FIN != 0);
-        let (seq, ack, flags) = if seg.flags & segment::ACK != 0 {
-            (seg.ack, SeqNr(0), segment::RST)
-        } else {
-            (SeqNr(0), seg.seq + len, segment::RST | segment::ACK)
-        };
-        stats.out_rsts += 1;
-        self.push_segment(
-            &template,
-            &SegmentFields {
-                seq,
-                ack,
-                flags,
-                window: 0,
-                ts: None,
-                options: &[],
-                payload: 0,
-                ect: false,
-                tso: false,
-            },
-            stats,
-        );
-    }
-
-    fn push_arp(&mut self, to: [u8; 6], repr: &ArpRepr, stats: &mut StackStats) {
+    fn push_arp(&mut self, to: [u8; 6], repr: &ArpRepr, stats: &mut NetStats) {
         let mut frame = self.start_frame(to, ETHERTYPE_ARP);
         let l2 = frame.len();
         frame.resize(l2 + repr.buffer_len(), 0);
@@ -283,7 +223,7 @@ impl ControlQueue {
     }
 
     /// Announces an address of ours on the link (RFC 5227 section 2.3, RFC 4861 section 7.2.6).
-    pub(crate) fn announce_address(&mut self, addr: IpAddr, stats: &mut StackStats) {
+    pub(crate) fn announce_address(&mut self, addr: IpAddr, stats: &mut NetStats) {
         match addr {
             IpAddr::V4(addr) => {
                 let repr = self.arp_request(addr, addr);
@@ -303,7 +243,7 @@ impl ControlQueue {
 
     /// Asks whether another host has an address of ours (RFC 5227 section 2.1.1, RFC 4862 section
     /// 5.4.2).
-    pub(crate) fn probe_address(&mut self, addr: IpAddr, stats: &mut StackStats) {
+    pub(crate) fn probe_address(&mut self, addr: IpAddr, stats: &mut NetStats) {
         match addr {
             IpAddr::V4(addr) => {
                 let repr = self.arp_request(Ipv4Addr::UNSPECIFIED, addr);
@@ -326,7 +266,7 @@ impl ControlQueue {
         &mut self,
         solicitation: &Solicitation,
         source: IpAddr,
-        stats: &mut StackStats,
+        stats: &mut NetStats,
     ) {
         match (solicitation.target, source) {
             (IpAddr::V4(target), IpAddr::V4(source)) => {
@@ -356,7 +296,7 @@ impl ControlQueue {
         src: Ipv6Addr,
         dst: Ipv6Addr,
         repr: &Icmpv6Repr<'_>,
-        stats: &mut StackStats,
+        stats: &mut NetStats,
     ) {
         let mut frame = self.start_frame(mac, ETHERTYPE_IPV6);
         let len = repr.buffer_len();
@@ -378,7 +318,7 @@ impl ControlQueue {
         &mut self,
         packet: &[u8],
         own: impl Fn(IpAddr) -> bool,
-        stats: &mut StackStats,
+        stats: &mut NetStats,
     ) -> Option<NeighbourClaim> {
         stats.arp_in += 1;
         let repr = ArpPacket::new_checked(packet).and_then(|packet| ArpRepr::parse(&packet));
@@ -440,7 +380,7 @@ impl ControlQueue {
         now: Instant,
         origin: &Origin,
         message: &B,
-        stats: &mut StackStats,
+        stats: &mut NetStats,
     ) -> bool {
         stats.icmp_in += 1;
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (origin.src, origin.dst) else {
@@ -488,7 +428,7 @@ impl ControlQueue {
         hop_limit: u8,
         message: &B,
         own: impl Fn(IpAddr) -> bool,
-        stats: &mut StackStats,
+        stats: &mut NetStats,
     ) -> Icmpv6Outcome {
         stats.icmp_in += 1;
         let (IpAddr::V6(src), IpAddr::V6(dst)) = (origin.src, origin.dst) else {

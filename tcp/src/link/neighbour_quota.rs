@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::base::quota_owner::{OwnerScope, QuotaOwner};
-use crate::config::NeighbourConfig;
+use crate::net_config::NeighbourConfig;
 
 /// Unresolved entries of the table by the owner that first requested them.
 pub(super) struct UnresolvedCounts {

@@ -10,7 +10,7 @@ use core::net::IpAddr;
 
 use crate::base::buffer::{RecvBuf, VecBuf};
 use crate::base::frame_info::RxChecksum;
-use crate::base::stats::StackStats;
+use crate::base::net_stats::NetStats;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::{
     FrameContent, FrameOrigin, LinkIdentity, classify_frame, peek_flow, plain_frame_end,
@@ -117,7 +117,7 @@ fn classify_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u
     let link = LinkIdentity { mac: OWN_MAC, vlan };
     let mut buffer = VecBuf::from(bytes.to_vec());
     let mut origin = FrameOrigin::default();
-    let mut stats = StackStats::default();
+    let mut stats = NetStats::default();
     match classify_frame(
         &link,
         &mut buffer,
@@ -177,7 +177,7 @@ proptest! {
             prop_assert_eq!(plain_frame_end(&link, &whole, checksum), None);
         }
         let (mut checked, mut origin) = (whole.clone(), FrameOrigin::default());
-        let mut stats = StackStats::default();
+        let mut stats = NetStats::default();
         let content =
             classify_frame(&link, &mut checked, RxChecksum::Good, &mut origin, &mut stats);
         if let Some(end) = plain_frame_end(&link, &whole, RxChecksum::Good) {

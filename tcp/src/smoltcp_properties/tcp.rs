@@ -8,9 +8,10 @@ use smoltcp::wire::{EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOpt
 use super::{OWN_MAC, PEER_MAC, address_pairs, open_ethernet, vlan_tags};
 use crate::base::sequence::SeqNr;
 use crate::wire::checksum::{self, OnesComplementSum};
+use crate::wire::constants::HEADER_MAX;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::Segment;
-use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
+use crate::wire::template::{SegmentFields, Template};
 
 const TCP_HEADER: usize = 20;
 /// Maximum length of TCP options in bytes.

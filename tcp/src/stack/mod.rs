@@ -1,12 +1,8 @@
 //! The public interface: the stack of one device in one worker.
 
-pub(crate) mod datagrams;
-mod fragment_input;
-mod host_path;
-mod icmp_input;
+mod network;
 mod open;
 pub(crate) mod receive;
-pub(crate) mod roce;
 mod slots;
 mod syn_cookies;
 #[cfg(feature = "test-hooks")]
@@ -14,7 +10,7 @@ mod test_hooks;
 pub(crate) mod transmit;
 
 use crate::tcb::flags::ConnectionFlags;
-use core::net::{IpAddr, SocketAddr};
+use core::net::SocketAddr;
 use core::time::Duration;
 
 use crate::base::buffer::RecvBuf;
@@ -25,26 +21,20 @@ use crate::base::ids::{ConnId, ListenerId};
 use crate::base::quota_owner::QuotaOwner;
 use crate::base::retransmissions::Retransmissions;
 use crate::base::state::TcpState;
-use crate::base::stats::StackStats;
+use crate::base::stats::{StackStats, TcpStats};
 use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
-use crate::config::{IpCidr, LearnedRoutes, StackConfig};
+use crate::config::StackConfig;
 use crate::connection::closing_list::{Closing, ClosingLists};
 use crate::connection::context::SharedState;
 use crate::connection::receiver::LONG_PATH;
 use crate::connection::side_table::SideTable;
 use crate::connection::{Connection, NO_LISTENER};
 use crate::flow::table::FlowTable;
-use crate::ip::reassembly::ReassemblyTable;
-use crate::link::address_conflicts::AddressConflict;
-use crate::link::neighbours::{NO_CONNECTION, NeighbourLookup};
+use crate::network::input::NetworkInput;
 use crate::queues::receive_queue::ReceiveQueue;
-use crate::stack::datagrams::{Datagram, DatagramOutcome, PortMapperEvent, PortMapperInbox};
-use crate::stack::host_path::HostFrames;
 use crate::stack::receive::RxPipeline;
-use crate::stack::roce::RoceInbox;
 use crate::stack::slots::Slots;
-use crate::wire::constants::PORT_MAPPER_PORT;
 
 /// Connections that send again in one call because their path has changed. The others follow in the next
 /// one.
@@ -109,10 +99,7 @@ pub struct Stack<B: RecvBuf, R> {
     pub(crate) last_connection: u32,
     /// Empty between bursts.
     pub(crate) rx_pipeline: RxPipeline<B>,
-    pub(crate) fragments: ReassemblyTable<B>,
-    host_frames: HostFrames<B>,
-    port_mapper: PortMapperInbox,
-    roce: RoceInbox<B>,
+    pub(crate) input: NetworkInput<B>,
     pub(crate) shared: SharedState,
 }
 
@@ -129,26 +116,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Creates a stack after checking the configuration.
     pub fn new(config: StackConfig, now: Instant) -> Result<Self, StackError> {
-        crate::config::check_config(&config)?;
-        let mut shared = SharedState::new(config, now);
-        if shared.config.gratuitous_arp {
-            shared.probe_addresses(now);
-            for cidr in &shared.config.addresses {
-                if cidr.addr.is_ipv4() {
-                    shared
-                        .control_queue
-                        .announce_address(cidr.addr, &mut shared.stats);
-                }
-            }
-        }
+        let shared = SharedState::new(config, now)?;
         Ok(Stack {
             slots: Slots::new(shared.config.max_connections),
             last_connection: u32::MAX,
             rx_pipeline: RxPipeline::default(),
-            fragments: ReassemblyTable::new(),
-            host_frames: HostFrames::new(&shared.config),
-            port_mapper: PortMapperInbox::default(),
-            roce: RoceInbox::default(),
+            input: NetworkInput::new(&shared.net.config),
             shared,
         })
     }
@@ -268,7 +241,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Detaches the owner from the connection: no more events. A closing connection lives on until
-    /// TIME-WAIT or LAST-ACK ends, or until [`StackConfig::orphan_timeout`] expires. An open one is
+    /// TIME-WAIT or LAST-ACK ends, or until [`TcpConfig::orphan_timeout`](crate::TcpConfig::orphan_timeout) expires. An open one is
     /// closed first (reset if received data was not read, RFC 2525 section 2.17). A reset leaves
     /// before the slot of its connection is free.
     pub fn release(&mut self, now: Instant, id: ConnId) {
@@ -411,13 +384,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn poll(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         self.poll_timers(now);
-        if self.fragments.is_due(now) {
-            self.fragments.give_up(&mut self.shared);
-        }
-        self.give_up_neighbours(now);
+        self.poll_network(now);
         self.resume_stalled();
         self.poll_output(now, sink);
-        self.send_solicitations(sink);
+        self.shared.net.send_solicitations(sink);
     }
 
     /// Returns whether [`poll`](Self::poll) has any work at `now`. This takes a few comparisons, so that
@@ -428,11 +398,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         shared.now = now;
         let is_answer_due = shared.awaited_answers.front();
         let is_answer_due = is_answer_due.is_some_and(|&(_, at)| at <= now.0);
-        let is_due = shared.timer_wheel.is_due(now)
-            || shared.neighbours.is_due(now)
-            || shared.conflicts.is_due(now)
-            || self.fragments.is_due(now)
-            || is_answer_due;
+        let is_due =
+            shared.timer_wheel.is_due(now) || self.input.is_due(&shared.net, now) || is_answer_due;
         is_due || self.has_output()
     }
 
@@ -472,11 +439,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.shared.is_output_blocked = true;
             return;
         }
-        if !self.shared.control_queue.is_empty() {
-            self.shared
-                .control_queue
-                .flush(sink, &mut self.shared.stats);
-        }
+        self.shared.net.flush(sink);
         self.poll_awaited_answers(now);
         // One round: connections added during it wait for the next poll.
         for _ in 0..self.shared.output_list.len() {
@@ -534,12 +497,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Takes a conflict about one of our addresses to report; each address at most once in ten seconds.
-    #[inline]
-    pub fn take_address_conflict(&mut self) -> Option<AddressConflict> {
-        self.shared.conflicts.take_report()
-    }
-
     /// Sends single segments from now on. Returns false if it did so before.
     pub fn stop_tso(&mut self) -> bool {
         self.shared.stop_tso()
@@ -552,13 +509,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.tso_watch.take_report()
     }
 
-    /// Serves the timers of the neighbour table, before output: connections with data ask again.
-    fn give_up_neighbours(&mut self, now: Instant) {
-        if self.shared.conflicts.is_due(now) {
-            self.shared.probe_addresses(now);
-        }
-        for id in self.shared.neighbours.poll(now) {
-            self.shared.stats.neighbour_failures += 1;
+    /// Serves the timers of the network layer, before output: connections with data ask for their neighbours
+    /// again.
+    fn poll_network(&mut self, now: Instant) {
+        for id in self.input.poll(&mut self.shared.net, now) {
             let Some(conn) = self.slots.current(id) else {
                 continue;
             };
@@ -584,39 +538,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    fn send_solicitations(&mut self, sink: &mut impl FrameSink<R>) {
-        while let Some(solicit) = self.shared.neighbours.solicits.pop() {
-            let addrs = &self.shared.config.addresses;
-            let source = addrs.iter().find(|cidr| cidr.contains(solicit.target));
-            let source = source.or_else(|| {
-                addrs
-                    .iter()
-                    .find(|cidr| cidr.addr.is_ipv4() == solicit.target.is_ipv4())
-            });
-            if let Some(source) = source {
-                self.shared.control_queue.push_solicitation(
-                    &solicit,
-                    source.addr,
-                    &mut self.shared.stats,
-                );
-            }
-        }
-        if !self.shared.control_queue.is_empty() {
-            self.shared
-                .control_queue
-                .flush(sink, &mut self.shared.stats);
-        }
-    }
-
     /// Returns when `poll` must be called even if nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
         let awaited_answer = self.shared.awaited_answers.front();
         let all = [
             awaited_answer.map(|&(_, at)| Instant(at)),
             self.shared.timer_wheel.next_deadline(),
-            self.shared.neighbours.next_deadline(),
-            self.shared.conflicts.next_deadline(),
-            self.fragments.next_deadline(),
+            self.input.next_deadline(&self.shared.net),
         ];
         all.into_iter().flatten().min()
     }
@@ -625,24 +553,33 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn has_output(&self) -> bool {
         !self.shared.output_list.is_empty()
             || !self.shared.early_acks.is_empty()
-            || !self.shared.control_queue.is_empty()
-            || !self.shared.neighbours.solicits.is_empty()
+            || self.shared.net.has_output()
             || self.shared.stalled.has_released()
     }
 
     /// Returns whether nothing is in flight, queued or pending: if the peers' stacks are idle too, only
     /// timers and new work can wake this one.
     pub fn is_idle(&self) -> bool {
-        self.shared.active == 0 && !self.has_output() && !self.shared.neighbours.is_resolving()
+        self.shared.active == 0 && !self.has_output() && !self.shared.net.neighbours.is_resolving()
     }
 
-    /// Returns the counters since the start.
-    pub fn stats(&self) -> &StackStats {
+    /// Returns a copy of the counters since the start. [`net_stats`](Self::net_stats) and
+    /// [`tcp_stats`](Self::tcp_stats) return references, to read single counters.
+    pub fn stats(&self) -> StackStats {
+        StackStats {
+            net: self.shared.net.stats.clone(),
+            tcp: self.shared.stats.clone(),
+        }
+    }
+
+    /// Returns the counters of segments and connections since the start.
+    #[inline]
+    pub fn tcp_stats(&self) -> &TcpStats {
         &self.shared.stats
     }
 
     /// Number of received buffers held by connections, in order or out of order, including those that
-    /// owners consumed since the last `poll`. At most [`StackConfig::max_held_buffers`] plus an
+    /// owners consumed since the last `poll`. At most [`TcpConfig::max_held_buffers`](crate::TcpConfig::max_held_buffers) plus an
     /// eighth, and one more for each connection.
     pub fn held_buffers(&self) -> usize {
         self.shared.held.total()
@@ -651,76 +588,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Number of connections that occupy a slot, TIME-WAIT included.
     pub fn connection_count(&self) -> usize {
         self.slots.count()
-    }
-
-    /// Replaces the device's addresses. New ones are probed and announced as at the start. Listeners on
-    /// removed ones end; the owner closes connections from them before.
-    ///
-    /// # Errors
-    /// The configuration is invalid with these addresses, for example because a router is not on the link
-    /// any more. Nothing has changed then.
-    pub fn set_addresses(
-        &mut self,
-        now: Instant,
-        addresses: Vec<IpCidr>,
-    ) -> Result<(), StackError> {
-        let shared = &mut self.shared;
-        let before = core::mem::replace(&mut shared.config.addresses, addresses);
-        if let Err(error) = crate::config::check_config(&shared.config) {
-            shared.config.addresses = before;
-            return Err(error);
-        }
-        shared.now = now;
-        let own = &shared.config.addresses;
-        shared
-            .listeners
-            .retain(|local| own.iter().any(|cidr| cidr.addr == local));
-        shared.neighbours.new_generation();
-        shared.stalled.release_all();
-        if shared.config.gratuitous_arp {
-            shared.probe_addresses(now);
-            let own = shared.config.addresses.iter().map(|cidr| cidr.addr);
-            let new = own.filter(|own| !before.iter().any(|cidr| cidr.addr == *own));
-            for address in new.filter(IpAddr::is_ipv4) {
-                shared
-                    .control_queue
-                    .announce_address(address, &mut shared.stats);
-            }
-        }
-        Ok(())
-    }
-
-    /// Forgets all neighbours whose Ethernet addresses are known: the next frame to each of them asks again.
-    pub fn flush_neighbours(&mut self) {
-        self.shared.neighbours.flush();
-        self.shared.stalled.release_all();
-    }
-
-    /// Replaces the learned routes, which are used in addition to those of the configuration. Data that
-    /// got no answer is sent again at once: the path to its peer may be back. Callers therefore repeat
-    /// the routes when the link is up again.
-    pub fn set_learned_routes(&mut self, routes: LearnedRoutes) {
-        self.shared.learned_routes = routes;
-        self.shared.neighbours.new_generation();
-        self.shared.stalled.release_all();
-    }
-
-    /// Sets the MAC address of a neighbour as known to another stack on this machine; `None`: that
-    /// stack no longer knows it. `is_permanent`: the entry needs no confirmation.
-    pub fn learn_neighbour(
-        &mut self,
-        now: Instant,
-        address: IpAddr,
-        mac: Option<[u8; 6]>,
-        is_permanent: bool,
-    ) {
-        self.shared.now = now;
-        let neighbours = &mut self.shared.neighbours;
-        let Some(mac) = mac else {
-            return neighbours.forget_known(address, now);
-        };
-        let outcome = neighbours.set_known(address, mac, is_permanent, now);
-        self.apply_claim_outcome(address, outcome);
     }
 
     /// Returns true if at most `most` connections occupy slots. Frees slots of connections in TIME-WAIT
@@ -734,79 +601,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         true
     }
 
-    /// Returns whether frames for the kernel are queued.
-    #[inline]
-    pub fn has_host_frames(&self) -> bool {
-        !self.host_frames.0.is_empty()
-    }
-
-    /// Drains the frames for the kernel, as received except for Ethernet padding. Must be called after
-    /// each burst, since the list is short.
-    pub fn take_host_frames(&mut self) -> impl Iterator<Item = B> {
-        self.host_frames.0.drain(..)
-    }
-
-    /// Number of received buffers in incomplete datagrams, at most
-    /// [`max_fragments`](crate::ReassemblyConfig::max_fragments).
-    pub fn held_fragments(&self) -> usize {
-        self.fragments.held_buffers()
-    }
-
-    /// Returns whether messages for the port mapper wait.
-    #[inline]
-    pub fn has_port_mapper_events(&self) -> bool {
-        !self.port_mapper.0.is_empty()
-    }
-
-    /// Takes the next message for the port mapper.
-    pub fn next_port_mapper_event(&mut self) -> Option<PortMapperEvent> {
-        self.port_mapper.0.pop_front()
-    }
-
-    /// Returns whether the stack receives messages of the port mapper.
-    pub fn has_port_mapper(&self) -> bool {
-        self.shared.config.port_mapper
-    }
-
     /// Returns whether a listener has this address and port.
     pub fn listens_on(&self, local: SocketAddr) -> bool {
-        self.shared.is_own_address(local.ip()) && self.shared.listeners.find(local).is_some()
-    }
-
-    /// Answers a datagram, unless the rate limit of answers is reached.
-    pub fn answer_datagram(&mut self, now: Instant, datagram: &Datagram, payload: &[u8]) {
-        if self.shared.datagrams.try_take(now) {
-            self.shared
-                .push_datagram(datagram.src_mac, datagram.to, datagram.from, payload);
-        } else {
-            self.shared.stats.control_drops += 1;
-        }
-    }
-
-    /// Sends a datagram to the port mapper of the host at `to`.
-    pub fn send_to_port_mapper(
-        &mut self,
-        now: Instant,
-        owner: QuotaOwner,
-        from: IpAddr,
-        to: IpAddr,
-        payload: &[u8],
-    ) -> DatagramOutcome {
-        let Some(hop) = self.shared.next_hop(to) else {
-            return DatagramOutcome::Dropped;
-        };
-        let neighbours = &mut self.shared.neighbours;
-        match neighbours.lookup(hop, NO_CONNECTION, false, Some(owner), now) {
-            NeighbourLookup::Found(mac) => {
-                let to = SocketAddr::new(to, PORT_MAPPER_PORT);
-                if self.shared.push_datagram(mac, from, to, payload) {
-                    DatagramOutcome::Queued
-                } else {
-                    DatagramOutcome::Dropped
-                }
-            }
-            NeighbourLookup::Wait => DatagramOutcome::Unresolved,
-            NeighbourLookup::Full => DatagramOutcome::Dropped,
-        }
+        self.shared.net.is_own_address(local.ip()) && self.shared.listeners.find(local).is_some()
     }
 }

@@ -11,7 +11,6 @@ use crate::base::quota_owner::QuotaOwner;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::link::neighbours::{NO_CONNECTION, NeighbourLookup};
 use crate::stack::Stack;
 use crate::stack::syn_cookies::ReturnedCookie;
 use crate::wire::flow_key::FlowKey;
@@ -64,9 +63,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return Err(StackError::BadRemote(remote));
         }
         let from = self.source_address(local, to)?;
-        if !self.shared.is_own_address(to) {
-            let hop = self.shared.next_hop(to).ok_or(StackError::NoRoute(to))?;
-            self.shared.neighbours.check_quota(hop, owner)?;
+        if !self.shared.net.is_own_address(to) {
+            let hop = self
+                .shared
+                .net
+                .next_hop(to)
+                .ok_or(StackError::NoRoute(to))?;
+            self.shared.net.neighbours.check_quota(hop, owner)?;
         }
         let (key, previous) = match local_port {
             Some(port) => self
@@ -82,18 +85,18 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Returns the source address of a connect from `local`, if given, to `to`.
     fn source_address(&self, local: Option<IpAddr>, to: IpAddr) -> Result<IpAddr, StackError> {
         Ok(match local {
-            Some(address) if !self.shared.is_own_address(address) => {
+            Some(address) if !self.shared.net.is_own_address(address) => {
                 return Err(StackError::NotOurAddress(address));
             }
             Some(address) if address.is_ipv4() != to.is_ipv4() => {
                 return Err(StackError::NoSource(to));
             }
             Some(address) => address,
-            None if self.shared.is_own_address(to) => to,
+            None if self.shared.net.is_own_address(to) => to,
             None => {
                 // Prefer the address on the link by which the packets will be sent.
-                let hop = self.shared.next_hop(to);
-                let addrs = &self.shared.config.addresses;
+                let hop = self.shared.net.next_hop(to);
+                let addrs = &self.shared.net.config.addresses;
                 let near = addrs
                     .iter()
                     .find(|cidr| hop.is_some_and(|hop| cidr.contains(hop)));
@@ -103,33 +106,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 near.or(family).ok_or(StackError::NoSource(to))?.addr
             }
         })
-    }
-
-    /// Looks up the neighbour by which `to` is reached, on behalf of `owner`, and solicits it if it is not
-    /// known. Returns whether it is known: if not, the caller looks again later.
-    ///
-    /// # Errors
-    /// There is no route, or `owner` has reached its limit of unresolved neighbours.
-    pub fn resolve_neighbour(
-        &mut self,
-        now: Instant,
-        owner: QuotaOwner,
-        to: IpAddr,
-    ) -> Result<bool, StackError> {
-        if self.shared.is_own_address(to) {
-            return Ok(true);
-        }
-        let hop = self.shared.next_hop(to).ok_or(StackError::NoRoute(to))?;
-        let neighbours = &mut self.shared.neighbours;
-        neighbours.check_quota(hop, Some(owner))?;
-        match neighbours.lookup(hop, NO_CONNECTION, false, Some(owner), now) {
-            NeighbourLookup::Found(_) => Ok(true),
-            NeighbourLookup::Wait => Ok(false),
-            NeighbourLookup::Full => {
-                self.shared.stats.neighbour_overflows += 1;
-                Ok(false)
-            }
-        }
     }
 
     /// Returns a source for a connect to `remote`, with a port that is free as of now.
@@ -143,12 +119,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(key.local())
     }
 
-    /// Returns whether the worker of this stack receives the frames of a connection.
-    pub fn receives(&self, local: SocketAddr, remote: SocketAddr) -> bool {
-        let home = self.shared.config.steering.as_ref();
-        home.is_none_or(|home| home.owns(local, remote))
-    }
-
     /// Returns the source of a connect that is to follow a request to the peer's port mapper: `local` and
     /// `local_port` if given. `None` if there is none, if the peer is this device, or if the kernel has
     /// the address, too, and with it the UDP port.
@@ -160,8 +130,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         remote: SocketAddr,
     ) -> Option<SocketAddr> {
         let from = self.source_address(local, remote.ip()).ok()?;
-        let host = self.shared.config.host.as_ref();
-        if self.shared.is_own_address(remote.ip())
+        let host = self.shared.net.config.host.as_ref();
+        if self.shared.net.is_own_address(remote.ip())
             || host.is_some_and(|host| host.addresses.contains(&from))
         {
             return None;
@@ -186,7 +156,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         user: u64,
     ) -> Result<ConnId, StackError> {
         self.shared.now = now;
-        if !self.shared.is_own_address(local) {
+        if !self.shared.net.is_own_address(local) {
             return Err(StackError::NotOurAddress(local));
         }
         let drawn = self.draw_port(now, local, None);
@@ -275,9 +245,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let offset = key_with(0)?.hash(self.shared.isn_key) as u32;
         let time_wait = crate::base::time::to_nanos(self.shared.config.time_wait);
         let mut rested = None;
-        let home = self.shared.config.steering.clone();
+        let home = self.shared.net.config.steering.clone();
         // On an address shared with the kernel, only ports that are reserved for this stack.
-        let host = self.shared.config.host.as_ref();
+        let host = self.shared.net.config.host.as_ref();
         let claimed = host
             .filter(|host| host.addresses.contains(&from))
             .map(|host| host.ports.clone());
@@ -336,7 +306,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         backlog: usize,
         user: u64,
     ) -> Result<ListenerId, StackError> {
-        if let Some(address) = local.filter(|&address| !self.shared.is_own_address(address)) {
+        if let Some(address) = local.filter(|&address| !self.shared.net.is_own_address(address)) {
             return Err(StackError::NotOurAddress(address));
         }
         let in_use = StackError::AddrInUse(port);
@@ -382,7 +352,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         };
         // No cookie: its sequence number is not above those of the old connection.
-        let room = entry.pending < entry.backlog && !self.shared.neighbours.crowded();
+        let room = entry.pending < entry.backlog && !self.shared.net.neighbours.crowded();
         if !room || !self.slots.make_slot(&mut self.shared, index) {
             self.shared.stats.listen_overflows += u64::from(!room);
             self.shared.stats.listen_drops += 1;
@@ -407,10 +377,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         src_mac: [u8; 6],
         previous: Option<SeqNr>,
     ) {
-        let own = self.shared.is_own_address(key.local().ip());
+        let own = self.shared.net.is_own_address(key.local().ip());
         if !own || !self.shared.is_plausible_peer(key, src_mac) {
-            self.shared.stats.not_for_us += u64::from(!own);
-            self.shared.stats.martians += u64::from(own);
+            self.shared.net.stats.not_for_us += u64::from(!own);
+            self.shared.net.stats.martians += u64::from(own);
             return;
         }
         self.shared.stats.no_connection += u64::from(seg.flags & segment::SYN == 0);
@@ -427,7 +397,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 == segment::SYN | segment::FIN
         {
             // SYN with FIN opens and closes at once; no legitimate peer sends it.
-            self.shared.stats.martians += 1;
+            self.shared.net.stats.martians += 1;
             return;
         }
         let listener =
@@ -443,7 +413,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         };
         // A cookie needs neither a slot nor a neighbour entry: it is sent to the source MAC address of the
         // SYN.
-        let pressed = entry.pending >= entry.backlog || self.shared.neighbours.crowded();
+        let pressed = entry.pending >= entry.backlog || self.shared.net.neighbours.crowded();
         if pressed && entry.ready < entry.backlog && self.shared.config.syn_cookies {
             return self.shared.send_cookie(key, seg, listener, src_mac);
         }

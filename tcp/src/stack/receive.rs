@@ -97,7 +97,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         mut frames: impl Iterator<Item = (B, FrameInfo)>,
     ) {
         self.shared.now = now;
-        let link = self.link_filter();
+        let link = self.shared.net.link_identity();
         let tagged = link.vlan.is_some();
         let mut pipeline = core::mem::take(&mut self.rx_pipeline);
         let mut burst = BurstState {
@@ -107,7 +107,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         };
         let mut flow = FlowKey::default();
         while let Some((mut buffer, FrameInfo { checksum, .. })) = frames.next() {
-            self.shared.stats.frames_in += 1;
+            self.shared.net.stats.frames_in += 1;
             // If any frame waits, all later ones wait too, so that each connection gets its frames in order.
             let first = pipeline.frames.is_empty();
             if first {
@@ -157,13 +157,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.rx_pipeline = pipeline;
     }
 
-    fn link_filter(&self) -> LinkIdentity {
-        LinkIdentity {
-            mac: self.shared.config.mac,
-            vlan: self.shared.config.vlan,
-        }
-    }
-
     /// Takes the frame if it continues the run of coalesced segments; otherwise returns it.
     #[inline]
     fn try_coalesce(
@@ -179,7 +172,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return Some(buffer);
         };
         if checksum == RxChecksum::Unknown && !coalescer.is_checksum_valid(&segment, &buffer) {
-            self.shared.stats.csum_errors += 1;
+            self.shared.net.stats.csum_errors += 1;
             return None;
         }
         coalescer.add_segment(&segment);
@@ -271,12 +264,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let (key, ce) = frame::strip_plain_frame(&mut buffer, end, &mut origin);
             return self.on_tcp_frame(buffer, (&key, ce), origin, (staged, more), burst);
         }
-        let stats = &mut self.shared.stats;
+        let stats = &mut self.shared.net.stats;
         match frame::classify_frame(link, &mut buffer, staged.checksum, &mut origin, stats) {
             Some(FrameContent::Tcp { key, ce }) => {
                 self.on_tcp_frame(buffer, (&key, ce), origin, (staged, more), burst);
             }
-            Some(other) => self.on_other_frame(self.shared.now, other, buffer, origin),
+            Some(content) => {
+                let (now, net) = (self.shared.now, &mut self.shared.net);
+                let received = self.input.receive(net, now, content, buffer, origin);
+                self.on_received(received);
+            }
             None => {}
         }
     }
@@ -314,35 +311,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         ce: bool,
     ) -> Option<B> {
         if !seg.parse(buffer.chunk(), &mut self.shared.stats.bad_options) {
-            self.shared.stats.in_errs += 1;
+            self.shared.net.stats.in_errs += 1;
             return None;
         }
         seg.ce = ce;
         self.shared.stats.in_segs += 1;
         buffer.advance(usize::from(seg.header_len));
         Some(buffer)
-    }
-
-    /// Processes a reassembled TCP segment.
-    pub(super) fn on_reassembled_segment(
-        &mut self,
-        key: &FlowKey,
-        ce: bool,
-        buffer: B,
-        origin: FrameOrigin,
-    ) {
-        if let Some(home) = &self.shared.config.steering
-            && !home.owns(key.local(), key.remote())
-        {
-            return;
-        }
-        if frame::verify_segment_checksum(key, &buffer, &mut self.shared.stats).is_none() {
-            return;
-        }
-        let mut seg = Segment::default();
-        if let Some(buffer) = self.parse_segment(&mut seg, buffer, ce) {
-            self.on_tcp_segment(key, None, &seg, buffer, origin);
-        }
     }
 
     /// Returns whether the key is that of the last connection. It is tried first, since most frames of a
@@ -352,28 +327,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.slots.get(self.last_connection).is_some_and(|conn| {
             conn.path.template.carries(key) && conn.tcb.has(ConnectionFlags::IN_FLOW_TABLE)
         })
-    }
-
-    /// Processes a copy of a frame that another worker received and answers. Every worker of a device
-    /// needs its information (neighbours, ICMP errors), see [`crate::Destination::AllWorkers`].
-    pub fn receive_copy(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
-        self.shared.now = now;
-        let mut origin = FrameOrigin::default();
-        let group_frames = self.shared.stats.group_frames_in;
-        let what = frame::classify_frame(
-            &self.link_filter(),
-            &mut frame,
-            checksum,
-            &mut origin,
-            &mut self.shared.stats,
-        );
-        // The other worker has counted it.
-        self.shared.stats.group_frames_in = group_frames;
-        if let Some(what) = what {
-            self.shared.control_queue.silent = true;
-            self.on_other_frame(now, what, frame, origin);
-            self.shared.control_queue.silent = false;
-        }
     }
 
     /// Processes a TCP segment. `hash`: hash of the key, if already computed. Returns `false` if the
@@ -413,8 +366,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                         0 => 0,
                         stripped => usize::from(stripped) + usize::from(seg.header_len),
                     };
-                    self.host_frames
-                        .hand_over(&mut self.shared, buffer, headers);
+                    self.input.hand_over(&mut self.shared.net, buffer, headers);
                     return false;
                 }
                 None => {
@@ -706,8 +658,9 @@ impl RxCoalescer {
 mod tests {
     use super::*;
     use crate::base::buffer::VecBuf;
+    use crate::wire::constants::HEADER_MAX;
     use crate::wire::flow_key::FlowKey;
-    use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
+    use crate::wire::template::{SegmentFields, Template};
 
     #[test]
     fn the_next_segment_is_matched_and_no_damaged_one() {

@@ -56,7 +56,7 @@ impl SharedState {
         src_mac: [u8; 6],
     ) {
         let now = self.now;
-        if self.control_queue.is_half_full() {
+        if self.net.is_half_full() {
             self.stats.listen_drops += 1;
             return;
         }
@@ -82,7 +82,7 @@ impl SharedState {
             let clock = timestamp_at(now, self.timestamp_offset(key));
             (cookie_timestamp(clock, options), seg.ts_val)
         });
-        let own_mss = self.config.mtu - if key.is_v6() { 60 } else { 40 };
+        let own_mss = self.net.config.mtu - if key.is_v6() { 60 } else { 40 };
         let (options, n) = syn_options(own_mss, sack, ts, scale.map(|_| self.recv_wscale));
         let fields = SegmentFields {
             seq: SeqNr(self.cookie_sequence(key, seg.seq, cookie_period(now), mss)),
@@ -95,9 +95,8 @@ impl SharedState {
             ect: false,
             tso: false,
         };
-        let template = Template::new(self.config.mac, src_mac, self.config.vlan, key);
-        self.control_queue
-            .push_segment(&template, &fields, &mut self.stats);
+        let template = Template::new(self.net.config.mac, src_mac, self.net.config.vlan, key);
+        self.push_segment(&template, &fields);
     }
 
     /// Checks whether an ACK that matches no connection returns a cookie of ours.

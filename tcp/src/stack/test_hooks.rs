@@ -52,7 +52,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Returns whether a connection's Ethernet destination has to be looked up before it can send.
     pub fn waits_for_neighbour(&self, id: ConnId) -> bool {
         let conn = self.slots.get(id.index);
-        conn.is_some_and(|conn| conn.path.neighbour_generation != self.shared.neighbours.generation)
+        conn.is_some_and(|conn| {
+            conn.path.neighbour_generation != self.shared.net.neighbours.generation
+        })
     }
 
     /// Computes the initial sequence number of a connection from `local` to `remote` opened at `now`.

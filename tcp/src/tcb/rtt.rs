@@ -1,7 +1,7 @@
 //! Round-trip time and retransmission timeout (RFC 6298), in nanoseconds.
 
 use crate::base::time::to_nanos;
-use crate::config::StackConfig;
+use crate::config::TcpConfig;
 
 /// Bounds of the timeout, from the configuration.
 #[derive(Clone, Copy)]
@@ -12,7 +12,7 @@ pub(crate) struct RtoLimits {
 }
 
 impl RtoLimits {
-    pub(crate) fn new(config: &StackConfig) -> Self {
+    pub(crate) fn new(config: &TcpConfig) -> Self {
         RtoLimits {
             min: to_nanos(config.rto_min),
             max: to_nanos(config.rto_max),

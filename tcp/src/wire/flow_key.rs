@@ -25,6 +25,7 @@ fn halves(address: Ipv6Addr) -> [u64; 2] {
 }
 
 impl FlowKey {
+    /// Returns the key of IPv4 addresses in host order.
     #[inline]
     pub(crate) fn v4(local: u32, remote: u32, local_port: u16, remote_port: u16) -> Self {
         FlowKey {
@@ -35,6 +36,7 @@ impl FlowKey {
         }
     }
 
+    /// Returns the key of IPv6 addresses, each as two words in host order, the first bytes in the first word.
     #[inline]
     pub(crate) fn v6(local: [u64; 2], remote: [u64; 2], local_port: u16, remote_port: u16) -> Self {
         FlowKey {
@@ -45,6 +47,7 @@ impl FlowKey {
         }
     }
 
+    /// Returns the key of two addresses; `None`: they are of different families.
     pub(crate) fn new(
         local: IpAddr,
         local_port: u16,
@@ -76,15 +79,23 @@ impl FlowKey {
         }
     }
 
+    /// Returns our address and port.
     pub(crate) fn local(&self) -> SocketAddr {
         SocketAddr::new(self.addr(self.local), self.local_port())
     }
+
+    /// Returns the peer's address and port.
     pub(crate) fn remote(&self) -> SocketAddr {
         SocketAddr::new(self.addr(self.remote), self.ports as u16)
     }
+
+    /// Returns our port.
+    #[inline]
     pub(crate) fn local_port(&self) -> u16 {
         (self.ports >> 16) as u16
     }
+
+    /// Returns whether the addresses are IPv6.
     #[inline]
     pub(crate) fn is_v6(&self) -> bool {
         self.v6
@@ -141,6 +152,7 @@ impl FlowKey {
         ])
     }
 
+    /// Computes a keyed hash that peers may observe.
     #[inline]
     pub(crate) fn hash(&self, key: Key) -> u64 {
         if self.v6 {
@@ -166,12 +178,14 @@ impl FlowKey {
 pub(crate) struct TableHasher(RandomState);
 
 impl TableHasher {
+    /// Returns the hasher with this secret.
     pub(crate) fn new(key: &[u8; 16]) -> Self {
         let key = Key::new(key);
         let seed = |number| key.hash::<2, 4>(&[number]);
         TableHasher(RandomState::with_seeds(seed(0), seed(1), seed(2), seed(3)))
     }
 
+    /// Returns the hash of the key, whose low half the flow table uses.
     #[inline]
     pub(crate) fn hash(&self, key: &FlowKey) -> u64 {
         if key.v6 {

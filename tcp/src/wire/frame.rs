@@ -4,7 +4,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_info::RxChecksum;
-use crate::base::stats::StackStats;
+use crate::base::net_stats::NetStats;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::checksum::OnesComplementSum;
 use crate::wire::constants::{
@@ -31,21 +31,30 @@ pub(crate) fn is_unicast_mac(mac: [u8; 6]) -> bool {
 pub(crate) enum FrameContent {
     /// A TCP segment with a correct checksum.
     Tcp {
+        /// The flow.
         key: FlowKey,
         /// The IP header is marked Congestion Experienced (RFC 3168 section 5).
         ce: bool,
     },
+    /// An ARP packet.
     Arp,
     /// A frame to our station or to a group that concerns nothing here: a protocol other than IP and ARP,
     /// or a packet to a group that is never answered. The buffer begins with Ethernet's payload.
     Unclaimed,
+    /// An ICMPv4 message.
     Icmpv4 {
+        /// Source address.
         src: Ipv4Addr,
+        /// Destination address.
         dst: Ipv4Addr,
     },
+    /// An ICMPv6 message.
     Icmpv6 {
+        /// Source address.
         src: Ipv6Addr,
+        /// Destination address.
         dst: Ipv6Addr,
+        /// Hop limit; 0 if the message arrived in a fragment.
         hop_limit: u8,
     },
     /// An IP fragment that was not sent to a group; the buffer begins with the IP header.
@@ -56,9 +65,13 @@ pub(crate) enum FrameContent {
     /// An IP packet that is answered with an ICMP error if its destination is our address or, with `group`,
     /// a group that we are a member of; the buffer begins with the IP header.
     Rejected {
+        /// Source address.
         src: IpAddr,
+        /// Destination address.
         dst: IpAddr,
+        /// The answer.
         error: IcmpError,
+        /// The destination is a group.
         group: bool,
     },
 }
@@ -77,7 +90,9 @@ pub(crate) const NO_NEXT_HEADER: u8 = 59;
 
 /// The Ethernet address and the VLAN of the device.
 pub(crate) struct LinkIdentity {
+    /// The Ethernet address.
     pub mac: [u8; 6],
+    /// The identifier of the VLAN tag of all its frames.
     pub vlan: Option<u16>,
 }
 
@@ -176,7 +191,7 @@ pub(crate) fn classify_frame<B: RecvBuf>(
     buffer: &mut B,
     checksum: RxChecksum,
     origin: &mut FrameOrigin,
-    stats: &mut StackStats,
+    stats: &mut NetStats,
 ) -> Option<FrameContent> {
     let frame = buffer.chunk();
     if frame.len() < ETHERNET_HEADER_LEN {
@@ -234,7 +249,7 @@ fn parse_ipv4<B: RecvBuf>(
     origin: &mut FrameOrigin,
     checksum: RxChecksum,
     multicast: bool,
-    stats: &mut StackStats,
+    stats: &mut NetStats,
 ) -> Option<FrameContent> {
     let l2 = usize::from(origin.stripped);
     let ip = &buffer.chunk()[l2..];
@@ -319,7 +334,7 @@ fn parse_ipv4<B: RecvBuf>(
 /// Checks the options of an IPv4 header (RFC 791 section 3.1). `None`: the packet is dropped and
 /// counted, because it is malformed or source-routed (RFC 6274 section 3.13.2.3); others are ignored.
 #[cold]
-fn accept_ipv4_options(mut options: &[u8], stats: &mut StackStats) -> Option<()> {
+fn accept_ipv4_options(mut options: &[u8], stats: &mut NetStats) -> Option<()> {
     loop {
         match *options {
             [] | [IPV4_OPTION_END, ..] => return Some(()),
@@ -345,7 +360,7 @@ fn accept_ipv4_fragment<B: RecvBuf>(
     l2: usize,
     total: usize,
     multicast: bool,
-    stats: &mut StackStats,
+    stats: &mut NetStats,
 ) -> Option<FrameContent> {
     buffer.truncate(l2 + total);
     buffer.advance(l2);
@@ -362,7 +377,7 @@ fn parse_ipv6<B: RecvBuf>(
     origin: &mut FrameOrigin,
     checksum: RxChecksum,
     multicast: bool,
-    stats: &mut StackStats,
+    stats: &mut NetStats,
 ) -> Option<FrameContent> {
     let l2 = usize::from(origin.stripped);
     let ip = &buffer.chunk()[l2..];
@@ -426,7 +441,7 @@ fn accept_ipv6_tcp<B: RecvBuf>(
     fields: &Ipv6Fields,
     l2: usize,
     (at, len): (usize, usize),
-    stats: &mut StackStats,
+    stats: &mut NetStats,
 ) -> Option<FrameContent> {
     let ports = buffer.chunk().get(l2 + at..l2 + at + 4)?;
     let key = FlowKey::v6(
@@ -460,7 +475,7 @@ fn parse_beyond_ipv6<B: RecvBuf>(
     fields: &Ipv6Fields,
     next: u8,
     origin: &mut FrameOrigin,
-    stats: &mut StackStats,
+    stats: &mut NetStats,
 ) -> Option<FrameContent> {
     let (src, dst) = fields.address_pair();
     let reject = |error, group| FrameContent::Rejected {
@@ -555,7 +570,7 @@ const SHORTEST_CUT: usize = 1500;
 
 /// Counts a frame that is shorter than its IP packet.
 #[cold]
-fn count_truncated<B: RecvBuf>(buffer: &B, stats: &mut StackStats) {
+fn count_truncated<B: RecvBuf>(buffer: &B, stats: &mut NetStats) {
     if buffer.remaining() >= SHORTEST_CUT {
         stats.offloaded_segments += 1;
     } else {
@@ -567,7 +582,7 @@ fn count_truncated<B: RecvBuf>(buffer: &B, stats: &mut StackStats) {
 pub(crate) fn verify_segment_checksum<B: RecvBuf>(
     key: &FlowKey,
     buffer: &B,
-    stats: &mut StackStats,
+    stats: &mut NetStats,
 ) -> Option<()> {
     let mut sum = OnesComplementSum::new();
     for address in [key.local().ip(), key.remote().ip()] {
@@ -583,7 +598,7 @@ pub(crate) fn verify_segment_checksum<B: RecvBuf>(
 fn verify_tcp_checksum<B: RecvBuf>(
     mut sum: OnesComplementSum,
     buffer: &B,
-    stats: &mut StackStats,
+    stats: &mut NetStats,
 ) -> Option<()> {
     sum.add_word(PROTOCOL_TCP.into());
     sum.add_word(buffer.remaining() as u16);

@@ -31,8 +31,11 @@ pub(crate) const fn is_soft_error_v6(kind: u8, code: u8) -> bool {
 /// Type, code, and the 32-bit word after the checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IcmpError {
+    /// Type.
     pub kind: u8,
+    /// Code.
     pub code: u8,
+    /// The word after the checksum, host order.
     pub word: u32,
 }
 

@@ -15,8 +15,6 @@ use crate::wire::segment::TS_ALIGNED;
 
 /// Bytes of the longest headers without TCP options: Ethernet, VLAN, IPv6, TCP.
 const LEN: usize = TAGGED_HEADER_LEN + IPV6_HEADER_LEN + TCP_HEADER_LEN;
-/// Bytes of the longest headers with TCP options, rounded up.
-pub(crate) const HEADER_MAX: usize = 128;
 
 /// The headers of a connection with all constant fields.
 pub(crate) struct Template {

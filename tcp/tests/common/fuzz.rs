@@ -23,13 +23,13 @@ fn info(checksum: RxChecksum) -> FrameInfo {
 
 fn stack() -> Host {
     let mut config = host_config(1);
-    config.max_recv_buffers = HELD;
-    config.max_held_buffers = 2 * HELD;
-    config.max_connections = 8;
-    config.reassembly.max_datagrams = 4;
-    config.reassembly.max_fragments = FRAGMENTS;
-    config.reassembly.timeout = Duration::from_millis(20);
-    config.recv_window = 20_000;
+    config.tcp.max_recv_buffers = HELD;
+    config.tcp.max_held_buffers = 2 * HELD;
+    config.tcp.max_connections = 8;
+    config.net.reassembly.max_datagrams = 4;
+    config.net.reassembly.max_fragments = FRAGMENTS;
+    config.net.reassembly.timeout = Duration::from_millis(20);
+    config.tcp.recv_window = 20_000;
     Stack::new(config, Instant::from_millis(1)).expect("a valid configuration")
 }
 

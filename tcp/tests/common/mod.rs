@@ -258,7 +258,7 @@ impl Transfer {
                 retransmission,
             } = *sent;
             let stats = self.net.hosts[from].stats();
-            if retransmission && stats.black_holes + stats.pmtu_reductions > 0 {
+            if retransmission && stats.tcp.black_holes + stats.tcp.pmtu_reductions > 0 {
                 // Transfers are too short for sequence numbers to wrap around fully; the wrap
                 // itself is not checked.
                 let whole = first[from].range(..=seq).next_back();

@@ -81,7 +81,7 @@ impl RawHost {
     }
 
     pub fn stats(&self) -> StackStats {
-        self.lab.net.hosts[1].stats().clone()
+        self.lab.net.hosts[1].stats()
     }
 
     fn segment(&self, flags: u8, payload: &[u8]) -> Vec<u8> {

@@ -122,37 +122,37 @@ fn link(rng: &mut Rng) -> Impairment {
 }
 
 fn stack(rng: &mut Rng, config: &mut StackConfig) {
-    config.congestion = if rng.chance(0.5) {
+    config.tcp.congestion = if rng.chance(0.5) {
         CongestionControl::Cubic
     } else if rng.chance(0.5) {
         CongestionControl::NewReno
     } else {
         CongestionControl::Dctcp
     };
-    config.ecn = rng.chance(0.5);
+    config.tcp.ecn = rng.chance(0.5);
     if rng.chance(0.3) {
-        config.tx_checksum = false;
-        config.tso = Some(TsoLimits {
+        config.tcp.tx_checksum = false;
+        config.tcp.tso = Some(TsoLimits {
             max_segments: 2 + rng.below(60) as u16,
             max_bytes: 5_000 + rng.below(60_000) as u32,
         });
     }
-    config.recv_window = 16384 << rng.below(8);
+    config.tcp.recv_window = 16384 << rng.below(8);
     if rng.chance(0.2) {
-        config.max_recv_buffers = 64 + rng.below(200) as usize;
+        config.tcp.max_recv_buffers = 64 + rng.below(200) as usize;
     }
     if rng.chance(0.2) {
-        config.max_held_buffers = 64 + rng.below(200) as usize;
+        config.tcp.max_held_buffers = 64 + rng.below(200) as usize;
     }
-    config.timestamps = !rng.chance(0.2);
-    config.sack = !rng.chance(0.2);
-    config.user_timeout = Duration::from_secs(3600);
-    config.syn_retries = 30;
-    config.rto_initial = Duration::from_millis(50);
-    config.rto_max = Duration::from_secs(2);
-    config.neighbours.probes = 50;
-    config.neighbours.retransmit = Duration::from_millis(20);
-    config.time_wait = Duration::from_secs(60);
+    config.tcp.timestamps = !rng.chance(0.2);
+    config.tcp.sack = !rng.chance(0.2);
+    config.tcp.user_timeout = Duration::from_secs(3600);
+    config.tcp.syn_retries = 30;
+    config.tcp.rto_initial = Duration::from_millis(50);
+    config.tcp.rto_max = Duration::from_secs(2);
+    config.net.neighbours.probes = 50;
+    config.net.neighbours.retransmit = Duration::from_millis(20);
+    config.tcp.time_wait = Duration::from_secs(60);
 }
 
 /// Draws when the MTU of the path changes, and its new value (IP packet; 0: unlimited).
@@ -188,8 +188,8 @@ fn run_seed(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> S
     let vlan = rng.chance(0.2).then_some(42);
     let mtu = [1500, 9000, 1280][rng.below(3) as usize];
     for config in &mut configs {
-        config.vlan = vlan;
-        config.mtu = mtu;
+        config.net.vlan = vlan;
+        config.net.mtu = mtu;
         stack(&mut rng, config);
     }
     let goals = [
@@ -202,7 +202,7 @@ fn run_seed(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> S
     ];
     let links = [link(&mut rng), link(&mut rng)];
     let limits = configs.each_ref().map(|config| {
-        let (own, all) = (config.max_recv_buffers, config.max_held_buffers);
+        let (own, all) = (config.tcp.max_recv_buffers, config.tcp.max_held_buffers);
         (own + own / 8 + 1).min(all.saturating_add(all / 8).saturating_add(2))
     });
     let mut transfer = Transfer::new(seed, configs, links, goals);
@@ -308,10 +308,10 @@ fn run_seed(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> S
     };
     for host in &transfer.net.hosts {
         let stats = host.stats();
-        outcome.retransmits += stats.retrans_segs;
-        outcome.timeouts += stats.timeouts;
-        outcome.narrowed += stats.black_holes + stats.pmtu_reductions;
-        outcome.pruned += stats.rcv_pruned;
+        outcome.retransmits += stats.tcp.retrans_segs;
+        outcome.timeouts += stats.tcp.timeouts;
+        outcome.narrowed += stats.tcp.black_holes + stats.tcp.pmtu_reductions;
+        outcome.pruned += stats.tcp.rcv_pruned;
     }
     outcome
 }

@@ -124,7 +124,7 @@ fn blind_resets_and_syns_are_challenged() {
     lab.inject(&syn);
     lab.run_ms(5);
     assert_eq!(state(&lab, 1, server), TcpState::Established);
-    assert_eq!(lab.net.hosts[1].stats().challenge_acks, 2);
+    assert_eq!(lab.net.hosts[1].stats().tcp.challenge_acks, 2);
     rst.seq = rst.seq.wrapping_sub(100);
     lab.inject(&rst);
     lab.run_ms(5);
@@ -135,7 +135,7 @@ fn blind_resets_and_syns_are_challenged() {
 #[test]
 fn the_user_timeout_ends_the_connection() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].user_timeout = Duration::from_secs(5);
+    configs[0].tcp.user_timeout = Duration::from_secs(5);
     let mut lab = Lab::with(configs);
     let [client, _] = lab.connect();
     lab.lose(|_, _| true);
@@ -150,7 +150,7 @@ fn the_user_timeout_ends_the_connection() {
 #[test]
 fn keepalive_ends_only_connections_of_dead_peers() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].keepalive = Some(Keepalive {
+    configs[0].tcp.keepalive = Some(Keepalive {
         idle: Duration::from_secs(2),
         interval: Duration::from_secs(1),
         probes: 3,
@@ -159,7 +159,7 @@ fn keepalive_ends_only_connections_of_dead_peers() {
     let [client, _] = lab.connect();
     lab.run_ms(20_000);
     assert_eq!(state(&lab, 0, client), TcpState::Established);
-    assert!(lab.net.hosts[0].stats().keepalive_probes >= 8);
+    assert!(lab.net.hosts[0].stats().tcp.keepalive_probes >= 8);
     lab.lose(|_, _| true);
     lab.run_ms(10_000);
     assert!(lab.got(0).contains(Events::TIMED_OUT));
@@ -192,7 +192,7 @@ fn a_fin_that_overtakes_data_waits_for_it() {
     assert!(lab.got(1).contains(Events::PEER_FIN));
     assert_eq!(lab.read(1, server).len(), 2 * 1448);
     assert_eq!(
-        lab.net.hosts[0].stats().retrans_segs,
+        lab.net.hosts[0].stats().tcp.retrans_segs,
         1,
         "the FIN was remembered"
     );

@@ -142,13 +142,13 @@ fn timestamps_measure_the_path_of_a_retransmitted_syn() {
     lab.send(0, client, b"ping");
     lab.run_ms(50);
     assert_eq!(lab.read(1, server), b"ping");
-    assert_eq!(lab.net.hosts[0].stats().syn_retrans, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.syn_retrans, 1);
 }
 
 #[test]
 fn an_unanswered_connect_times_out() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].syn_retries = 2;
+    configs[0].tcp.syn_retries = 2;
     let mut lab = Lab::with(configs);
     lab.connect();
     lab.lose(|_, _| true);
@@ -194,8 +194,8 @@ fn a_new_syn_takes_over_time_wait_rfc_6191() {
         lab.net.hosts[other].release(now, oid);
         lab.run_ms(5);
     }
-    assert_eq!(lab.net.hosts[1].stats().time_wait_recycled, 1);
-    assert_eq!(lab.net.hosts[0].stats().time_wait_recycled, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.time_wait_recycled, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.time_wait_recycled, 1);
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn ports_in_time_wait_are_reused_when_all_are_taken() {
     const FREE: u16 = 5000;
     let to = "10.0.0.2:80".parse().unwrap();
     let mut config = host_config(0);
-    config.max_connections = 65_536;
+    config.tcp.max_connections = 65_536;
     let mut lab = Lab::with([config, host_config(1)]);
     lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
     let now = lab.net.now;
@@ -226,7 +226,7 @@ fn ports_in_time_wait_are_reused_when_all_are_taken() {
     assert!(!draw(now), "it rests");
     let later = now + Duration::from_millis(1100);
     assert!(draw(later));
-    assert_eq!(lab.net.hosts[0].stats().time_wait_recycled, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.time_wait_recycled, 1);
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn an_ack_beyond_snd_nxt_dequeues_no_unsent_data() {
     };
     let now = lab.net.now;
     lab.net.hosts[0].receive_burst(now, std::iter::once((ack.frame().into(), info)));
-    assert_eq!(lab.net.hosts[0].stats().bad_acks, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.bad_acks, 1);
     lab.net.hosts[0].take_acked(client, |_| panic!("nothing was acknowledged"));
     lab.run_ms(50);
     assert_eq!(lab.read(1, server), data);
@@ -33,7 +33,7 @@ fn a_mutual_timeout_with_full_windows_does_not_wedge() {
     let mut configs = [host_config(0), host_config(1)];
     configs
         .iter_mut()
-        .for_each(|config| config.recv_window = 8 * 1448);
+        .for_each(|config| config.tcp.recv_window = 8 * 1448);
     let mut lab = Lab::with(configs);
     let [client, server] = lab.connect();
     lab.lose(|_, _| true);
@@ -46,7 +46,12 @@ fn a_mutual_timeout_with_full_windows_does_not_wedge() {
         }
     }
     lab.run_ms(100);
-    assert!(lab.net.hosts.iter().all(|host| host.stats().timeouts > 2));
+    assert!(
+        lab.net
+            .hosts
+            .iter()
+            .all(|host| host.stats().tcp.timeouts > 2)
+    );
     lab.lose(|_, _| false);
     lab.run_ms(2000);
     assert_eq!(lab.read(0, client), data);
@@ -155,7 +160,7 @@ fn a_full_sink_shows_until_what_waits_is_sent() {
 #[test]
 fn a_zero_window_is_probed_until_it_opens() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].recv_window = 8192;
+    configs[1].tcp.recv_window = 8192;
     let mut lab = Lab::with(configs);
     let [client, server] = lab.connect();
     let data = pattern(40_000);
@@ -166,7 +171,7 @@ fn a_zero_window_is_probed_until_it_opens() {
     }
     lab.run_ms(200);
     assert!(
-        lab.net.hosts[0].stats().zero_window_probes > 2
+        lab.net.hosts[0].stats().tcp.zero_window_probes > 2
             || lab.net.hosts[0].tcp_info(client).unwrap().send_window > 0
     );
     let mut got = lab.read(1, server);
@@ -182,7 +187,7 @@ fn a_zero_window_is_probed_until_it_opens() {
     assert_eq!(got, data);
     let info = lab.net.hosts[0].tcp_info(client).unwrap();
     assert_eq!(info.timeouts, 0, "probing is no loss");
-    let probes = lab.net.hosts[0].stats().zero_window_probes;
+    let probes = lab.net.hosts[0].stats().tcp.zero_window_probes;
     assert!(probes > 0);
     assert_eq!(u64::from(info.window_probes), probes);
     assert_eq!(info.retransmissions.total(), 0, "probes have no data");
@@ -238,8 +243,8 @@ fn three_losses_are_repaired_without_a_timeout() {
         (false, vec![5]),
     ] {
         let mut configs = [host_config(0), host_config(1)];
-        configs[0].sack = sack;
-        configs[0].initial_window = 20;
+        configs[0].tcp.sack = sack;
+        configs[0].tcp.initial_window = 20;
         let mut lab = Lab::with(configs);
         let [client, server] = lab.connect();
         let (mut count, drop) = (0, lost.clone());
@@ -259,12 +264,12 @@ fn three_losses_are_repaired_without_a_timeout() {
         assert_eq!(lab.read(1, server), data);
         let stats = lab.net.hosts[0].stats();
         assert_eq!(
-            (stats.timeouts, stats.fast_recovery),
+            (stats.tcp.timeouts, stats.tcp.fast_recovery),
             (0, 1),
             "sack {sack} lost {lost:?}"
         );
         assert_eq!(
-            stats.retrans_segs,
+            stats.tcp.retrans_segs,
             lost.len() as u64,
             "only what was lost is sent again"
         );
@@ -291,16 +296,16 @@ fn an_old_timestamp_is_dropped_and_answered() {
     lab.inject(&old);
     lab.run_ms(5);
     assert_eq!(lab.read(1, server), b"new");
-    assert_eq!(lab.net.hosts[1].stats().paws_drops, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.paws_drops, 1);
 }
 
 #[test]
 fn a_batch_gets_one_ack_which_data_carries() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].initial_window = 32;
+    configs[0].tcp.initial_window = 32;
     let mut lab = Lab::with(configs);
     let [client, server] = lab.connect();
-    let before = lab.net.hosts[1].stats().pure_acks_out;
+    let before = lab.net.hosts[1].stats().tcp.pure_acks_out;
     for _ in 0..32 {
         lab.net.hosts[0]
             .push_record(client, 1448, vec![3; 1448], false)
@@ -308,11 +313,11 @@ fn a_batch_gets_one_ack_which_data_carries() {
     }
     lab.net.flush(0, client);
     lab.run_ms(5);
-    assert_eq!(lab.net.hosts[1].stats().pure_acks_out - before, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.pure_acks_out - before, 1);
     // A reply in the same batch as the message: no pure ACK at all.
     lab.read(1, server);
     lab.run_ms(5);
-    let before = lab.net.hosts[1].stats().pure_acks_out;
+    let before = lab.net.hosts[1].stats().tcp.pure_acks_out;
     lab.send(0, client, b"request");
     let now = lab.net.now;
     lab.net.run(Duration::from_millis(1), |net| {
@@ -321,14 +326,14 @@ fn a_batch_gets_one_ack_which_data_carries() {
     lab.read(1, server);
     lab.send(1, server, b"reply");
     lab.run_ms(5);
-    assert_eq!(lab.net.hosts[1].stats().pure_acks_out, before);
+    assert_eq!(lab.net.hosts[1].stats().tcp.pure_acks_out, before);
     assert_eq!(lab.read(0, client), b"reply");
 }
 
 /// Counts the ACKs without payload that the server sends if it answers a request after `pause`
 /// microseconds.
 fn acks_of_exchange(lab: &mut Lab, [client, server]: [siw_tcp::ConnId; 2], pause: u64) -> u64 {
-    let before = lab.net.hosts[1].stats().pure_acks_out;
+    let before = lab.net.hosts[1].stats().tcp.pure_acks_out;
     lab.send(0, client, b"request");
     lab.net.run(Duration::from_millis(5), |net| {
         net.hosts[1].tcp_info(server).unwrap().readable > 0
@@ -338,7 +343,7 @@ fn acks_of_exchange(lab: &mut Lab, [client, server]: [siw_tcp::ConnId; 2], pause
     lab.send(1, server, b"reply");
     lab.run_ms(5);
     assert_eq!(lab.read(0, client), b"reply");
-    lab.net.hosts[1].stats().pure_acks_out - before
+    lab.net.hosts[1].stats().tcp.pure_acks_out - before
 }
 
 #[test]
@@ -355,12 +360,12 @@ fn the_ack_of_a_message_waits_for_the_answer_of_an_owner_who_answers_at_once() {
     // The ACK waits 3 us for the answer, not the millisecond of a delayed ACK, and only once: the next
     // ACK is sent at once.
     assert_eq!(acks_of_exchange(&mut lab, ends, 20), 1);
-    assert_eq!(lab.net.hosts[1].stats().delayed_acks, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.delayed_acks, 1);
     assert_eq!(acks_of_exchange(&mut lab, ends, 20), 1);
-    assert_eq!(lab.net.hosts[1].stats().delayed_acks, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.delayed_acks, 1);
 
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].answer_wait = Duration::ZERO;
+    configs[1].tcp.answer_wait = Duration::ZERO;
     let mut lab = Lab::with(configs);
     let ends = lab.connect();
     for _ in 0..3 {
@@ -385,7 +390,7 @@ fn a_segment_without_push_gets_a_delayed_ack() {
         took >= Duration::from_millis(1) && took < Duration::from_millis(2),
         "{took:?}"
     );
-    assert_eq!(lab.net.hosts[1].stats().delayed_acks, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.delayed_acks, 1);
 }
 
 /// The window of a segment that arrives late counts if it acknowledges new data: the right edge is

@@ -40,12 +40,12 @@ fn icmp_for_unknown_protocols_is_rate_limited() {
     let counters = read_stats(&lab);
     assert_eq!(answered, 998);
     assert_eq!(
-        (counters.icmp_out, counters.icmp_unreachables_out),
+        (counters.net.icmp_out, counters.net.icmp_unreachables_out),
         (1000, 500)
     );
-    assert_eq!(counters.icmp_parameter_problems_out, 500);
+    assert_eq!(counters.net.icmp_parameter_problems_out, 500);
     assert_eq!(
-        (counters.unknown_protocols, counters.control_drops),
+        (counters.net.unknown_protocols, counters.net.control_drops),
         (3003, 2002)
     );
 }
@@ -75,10 +75,10 @@ fn arp_and_ndp_storms_are_answered_up_to_a_limit() {
         give(&mut lab, ends(&format!("fd00::{:x}:1", i + 1)).solicit());
     }
     let counters = read_stats(&lab);
-    assert_eq!(counters.arp_in - before.arp_in, 5200);
-    assert_eq!(counters.ndp_in - before.ndp_in, 5200);
-    let out = counters.arp_out + counters.ndp_out - before.arp_out - before.ndp_out;
-    assert_eq!((out, counters.control_drops), (400 + 256, 10_000 - 256));
+    assert_eq!(counters.net.arp_in - before.net.arp_in, 5200);
+    assert_eq!(counters.net.ndp_in - before.net.ndp_in, 5200);
+    let out = counters.net.arp_out + counters.net.ndp_out - before.net.arp_out - before.net.ndp_out;
+    assert_eq!((out, counters.net.control_drops), (400 + 256, 10_000 - 256));
     lab.run_ms(5);
     unharmed(&mut lab, ids);
 }
@@ -99,7 +99,7 @@ fn ndp_from_off_link_and_false_claims_change_nothing() {
         frame[21] = 254;
         assert!(answers(&mut lab, frame).is_empty());
     }
-    assert_eq!(read_stats(&lab).martians, 2);
+    assert_eq!(read_stats(&lab).net.martians, 2);
     lab.send(1, server, b"to the right one");
     lab.run_ms(10);
     assert_eq!(lab.read(0, client), b"to the right one");
@@ -118,7 +118,7 @@ fn a_flow_outlives_false_claims() {
     lab.run_ms(10);
     let server = lab.events[1].last().unwrap().0;
     let mut endpoints = ends("fd00::1");
-    let before = read_stats(&lab).ndp_out;
+    let before = read_stats(&lab).net.ndp_out;
     for _ in 0..50 {
         give(&mut lab, endpoints.advertise());
         give(&mut lab, endpoints.solicit());
@@ -130,7 +130,7 @@ fn a_flow_outlives_false_claims() {
     // Three probes, a second apart, and a solicitation to all.
     lab.run_ms(3_050);
     assert_eq!(lab.read(0, client), b"after the claims");
-    let asked = read_stats(&lab).ndp_out - before - 50;
+    let asked = read_stats(&lab).net.ndp_out - before - 50;
     assert!(asked <= 5, "{asked} solicitations");
     assert_eq!(
         lab.net.hosts[1].tcp_info(server).unwrap().state,
@@ -154,9 +154,9 @@ fn a_flow_outlives_a_flood_of_false_claims() {
         lab.run_ms(10);
     }
     // Requests are answered.
-    let asked = read_stats(&lab).arp_out - start.arp_out - 1_000;
+    let asked = read_stats(&lab).net.arp_out - start.net.arp_out - 1_000;
     assert!(asked < 2 * 20, "{asked} solicitations in 20 s");
-    let sent = read_stats(&lab).retrans_segs - start.retrans_segs;
+    let sent = read_stats(&lab).tcp.retrans_segs - start.tcp.retrans_segs;
     assert!(sent < 2 * 20, "{sent} retransmissions in 20 s");
     lab.run_ms(4_000);
     assert_eq!(lab.read(0, ids[0]), b"after the flood");

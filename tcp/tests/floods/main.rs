@@ -51,7 +51,7 @@ fn answers(lab: &mut Lab, frame: Vec<u8>) -> Vec<Vec<u8>> {
 }
 
 fn read_stats(lab: &Lab) -> StackStats {
-    lab.net.hosts[1].stats().clone()
+    lab.net.hosts[1].stats()
 }
 
 /// Checks that the connection still transfers data both ways.
@@ -69,7 +69,7 @@ fn unharmed(lab: &mut Lab, [client, server]: [ConnId; 2]) {
 #[test]
 fn syns_of_absent_neighbours_evict_nobody() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].neighbours.max_entries = 64;
+    configs[1].net.neighbours.max_entries = 64;
     let mut lab = Lab::with(configs);
     let now = lab.net.now;
     lab.net.hosts[1].listen(None, 80, 400, 0).unwrap();
@@ -104,20 +104,24 @@ fn syns_of_absent_neighbours_evict_nobody() {
         assert_eq!(lab.read(0, ids[0]), b"tock", "{round}");
     }
     let stats = read_stats(&lab);
-    assert_eq!(stats.retrans_segs, before.retrans_segs);
+    assert_eq!(stats.tcp.retrans_segs, before.tcp.retrans_segs);
     assert!(
-        stats.cookies_sent > 4000,
+        stats.tcp.cookies_sent > 4000,
         "beyond a quarter of the table: {stats:?}"
     );
     // One solicitation per second for each of those.
-    assert!(stats.ndp_out - before.ndp_out < 16 * 8, "{}", stats.ndp_out);
+    assert!(
+        stats.net.ndp_out - before.net.ndp_out < 16 * 8,
+        "{}",
+        stats.net.ndp_out
+    );
     // A new peer without a neighbour entry can connect by a cookie.
     let now = lab.net.now;
     lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
     lab.run_ms(20);
-    assert_eq!(read_stats(&lab).cookies_recv, 1);
+    assert_eq!(read_stats(&lab).tcp.cookies_recv, 1);
     unharmed(&mut lab, ids);
 }
 
@@ -144,9 +148,9 @@ fn resets_for_stray_acks_are_rate_limited() {
         }
     }
     let stats = read_stats(&lab);
-    assert_eq!((resets, stats.out_rsts), (1000, 1000));
-    assert_eq!(stats.resets_skipped, 4000);
-    assert_eq!(stats.no_connection - before.no_connection, 5000);
+    assert_eq!((resets, stats.tcp.out_rsts), (1000, 1000));
+    assert_eq!(stats.tcp.resets_skipped, 4000);
+    assert_eq!(stats.tcp.no_connection - before.tcp.no_connection, 5000);
     assert_eq!(lab.net.hosts[1].connection_count(), 0);
     // Resets that match no connection are not answered.
     let segment = Tcp {
@@ -155,7 +159,10 @@ fn resets_for_stray_acks_are_rate_limited() {
         ..Tcp::default()
     };
     assert!(answers(&mut lab, ends("192.0.2.9").tcp(&segment)).is_empty());
-    assert_eq!(read_stats(&lab).no_connection - before.no_connection, 5001);
+    assert_eq!(
+        read_stats(&lab).tcp.no_connection - before.tcp.no_connection,
+        5001
+    );
 }
 
 /// RFC 5961 section 5.
@@ -177,15 +184,21 @@ fn challenges_of_impossible_acks_are_rate_limited() {
         }
     }
     let stats = read_stats(&lab);
-    assert_eq!(stats.bad_acks - before.bad_acks, 5000);
-    let sent = stats.challenge_acks - before.challenge_acks;
+    assert_eq!(stats.tcp.bad_acks - before.tcp.bad_acks, 5000);
+    let sent = stats.tcp.challenge_acks - before.tcp.challenge_acks;
     assert_eq!(sent, 8, "the limit of one connection");
-    assert_eq!((answered, stats.challenges_skipped), (sent, 5000 - sent));
+    assert_eq!(
+        (answered, stats.tcp.challenges_skipped),
+        (sent, 5000 - sent)
+    );
     // ACKs that acknowledge nothing new are counted, and not answered.
     for _ in 0..1000 {
         assert!(answers(&mut lab, good.frame()).is_empty());
     }
-    assert_eq!(read_stats(&lab).pure_acks_in - stats.pure_acks_in, 1000);
+    assert_eq!(
+        read_stats(&lab).tcp.pure_acks_in - stats.tcp.pure_acks_in,
+        1000
+    );
     lab.run_ms(1500);
     unharmed(&mut lab, ids);
 }
@@ -205,11 +218,11 @@ fn challenges_of_blind_segments_are_rate_limited() {
         answered += answers(&mut lab, segment.frame()).len() as u64;
     }
     let segment = read_stats(&lab);
-    let sent = segment.challenge_acks - before.challenge_acks;
+    let sent = segment.tcp.challenge_acks - before.tcp.challenge_acks;
     assert_eq!(sent, answered);
     assert_eq!(sent, 8, "the limit of one connection");
-    assert_eq!(segment.challenges_skipped, 4000 - sent);
-    assert_eq!(segment.syn_challenges, syns);
+    assert_eq!(segment.tcp.challenges_skipped, 4000 - sent);
+    assert_eq!(segment.tcp.syn_challenges, syns);
     // A SYN is answered on the connection at any sequence number, and without timestamps too, so that a
     // peer that has lost the connection learns to reset it (RFC 9293 section 3.5.1).
     lab.run_ms(1500);
@@ -234,7 +247,10 @@ fn challenges_of_blind_segments_are_rate_limited() {
     far.flags = RST;
     far.seq = far.seq.wrapping_add(1 << 30);
     assert!(answers(&mut lab, far.frame()).is_empty());
-    assert_eq!(read_stats(&lab).out_of_window, before.out_of_window + 1);
+    assert_eq!(
+        read_stats(&lab).tcp.out_of_window,
+        before.tcp.out_of_window + 1
+    );
     unharmed(&mut lab, ids);
 }
 
@@ -247,9 +263,9 @@ fn timestamps_beside_an_impossible_ack_are_ignored() {
     let (value, _) = segment.ts().unwrap();
     segment.options[4..8].copy_from_slice(&value.wrapping_add(1 << 30).to_be_bytes());
     give(&mut lab, segment.frame());
-    assert_eq!(read_stats(&lab).bad_acks, 1);
+    assert_eq!(read_stats(&lab).tcp.bad_acks, 1);
     unharmed(&mut lab, ids);
-    assert_eq!(read_stats(&lab).paws_drops, 0);
+    assert_eq!(read_stats(&lab).tcp.paws_drops, 0);
 }
 
 #[test]
@@ -275,9 +291,9 @@ fn overlapping_segments_deliver_each_byte_once() {
     let want = [[4; 60].as_slice(), &[3; 40], &[1; 100], &[2; 50]].concat();
     assert_eq!(got, want);
     let counters = read_stats(&lab);
-    let twice = counters.dup_bytes_in - before.dup_bytes_in;
+    let twice = counters.tcp.dup_bytes_in - before.tcp.dup_bytes_in;
     assert_eq!(twice, 50 + 50 + 250);
-    assert_eq!(counters.in_bytes - before.in_bytes, 250);
+    assert_eq!(counters.tcp.in_bytes - before.tcp.in_bytes, 250);
     lab.net.poll();
     assert_eq!(lab.net.hosts[1].held_buffers(), 0);
 }
@@ -309,7 +325,10 @@ fn segments_outside_the_window_are_acknowledged() {
     };
     (0..99).for_each(|_| give(&mut lab, far.frame()));
     assert_eq!(answers(&mut lab, far.frame()).len(), 1);
-    assert_eq!(read_stats(&lab).out_of_window - before.out_of_window, 600);
+    assert_eq!(
+        read_stats(&lab).tcp.out_of_window - before.tcp.out_of_window,
+        600
+    );
     assert_eq!(lab.net.hosts[1].held_buffers(), 0);
     unharmed(&mut lab, ids);
 }
@@ -354,8 +373,11 @@ fn malformed_options_are_counted_and_end_nothing() {
         };
         give(&mut lab, endpoints.tcp(&abort));
     }
-    assert_eq!(read_stats(&lab).bad_options - before.bad_options, 15);
-    assert_eq!(read_stats(&lab).out_rsts, before.out_rsts);
+    assert_eq!(
+        read_stats(&lab).tcp.bad_options - before.tcp.bad_options,
+        15
+    );
+    assert_eq!(read_stats(&lab).tcp.out_rsts, before.tcp.out_rsts);
     unharmed(&mut lab, ids);
 }
 
@@ -415,7 +437,7 @@ fn martians_are_counted_and_not_answered() {
         "RFC 1122 section 3.2.2"
     );
     sent += 1;
-    assert_eq!(read_stats(&lab).martians, sent);
+    assert_eq!(read_stats(&lab).net.martians, sent);
     assert_eq!(lab.net.hosts[1].connection_count(), 0);
     // The unspecified address may be the source of duplicate address detection (RFC 4862), which is
     // answered.
@@ -465,7 +487,7 @@ fn a_port_scan_is_counted_and_answered_with_resets() {
     }
     assert!(answers(&mut lab, scan(RST, 81)).is_empty());
     let stats = read_stats(&lab);
-    assert_eq!((stats.no_ports, stats.no_connection), (2, 5));
+    assert_eq!((stats.tcp.no_ports, stats.tcp.no_connection), (2, 5));
     // Section 3.10.7.2: a listener answers ACKs with a reset, and ignores other segments without SYN.
     for (flags, count) in [(FIN, 0), (0, 0), (FIN | PSH | 32, 0), (ACK, 1), (RST, 0)] {
         assert_eq!(
@@ -474,7 +496,7 @@ fn a_port_scan_is_counted_and_answered_with_resets() {
             "{flags:#x}"
         );
     }
-    assert_eq!(read_stats(&lab).no_connection, 10);
+    assert_eq!(read_stats(&lab).tcp.no_connection, 10);
     // Scan all ports.
     let before = read_stats(&lab);
     for port in 1..=u16::MAX {
@@ -483,10 +505,10 @@ fn a_port_scan_is_counted_and_answered_with_resets() {
         }
     }
     let stats = read_stats(&lab);
-    assert_eq!(stats.no_ports - before.no_ports, 65534);
-    assert_eq!(stats.out_rsts, 1000);
+    assert_eq!(stats.tcp.no_ports - before.tcp.no_ports, 65534);
+    assert_eq!(stats.tcp.out_rsts, 1000);
     assert_eq!(
-        stats.out_rsts - before.out_rsts + stats.resets_skipped,
+        stats.tcp.out_rsts - before.tcp.out_rsts + stats.tcp.resets_skipped,
         65534
     );
     assert_eq!(lab.net.hosts[1].connection_count(), 0);

@@ -64,7 +64,7 @@ fn loopback_and_invalid_sources_are_martians() {
     lab.connect();
     let mut syn = lab.forge(0);
     (syn.flags, syn.sport, syn.options) = (SYN, 4000, vec![]);
-    let before = lab.net.hosts[1].stats().martians;
+    let before = lab.net.hosts[1].stats().net.martians;
     let sources = [
         [127, 0, 0, 1],
         [0, 0, 0, 7],
@@ -83,7 +83,7 @@ fn loopback_and_invalid_sources_are_martians() {
         lab.net.poll();
         assert!(since(&lab, 1, from).is_empty(), "{src:?}");
     }
-    assert_eq!(lab.net.hosts[1].stats().martians - before, 4);
+    assert_eq!(lab.net.hosts[1].stats().net.martians - before, 4);
     assert_eq!(lab.net.hosts[1].connection_count(), 1);
 }
 

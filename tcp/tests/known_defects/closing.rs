@@ -5,7 +5,7 @@ use super::*;
 /// Found in xarxa 019.
 #[test]
 fn data_is_readable_after_time_wait() {
-    let mut lab = with(|config| config.time_wait = Duration::from_millis(50));
+    let mut lab = with(|config| config.tcp.time_wait = Duration::from_millis(50));
     let [client, server] = lab.connect();
     let now = lab.net.now;
     lab.net.hosts[0].close(now, client);
@@ -94,7 +94,7 @@ fn nothing_beyond_the_fin_is_accepted() {
 /// Found in xarxa 088.
 #[test]
 fn a_released_connection_leaves_fin_wait_2() {
-    let mut lab = with(|config| config.time_wait = Duration::from_secs(1));
+    let mut lab = with(|config| config.tcp.time_wait = Duration::from_secs(1));
     let [client, server] = lab.connect();
     let now = lab.net.now;
     lab.net.hosts[0].release(now, client);

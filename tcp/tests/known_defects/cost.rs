@@ -9,8 +9,8 @@ fn one_listener_accepts_many_connections() {
     let cost = |idle: usize| {
         let mut configs = [host_config(0), host_config(1)];
         configs.iter_mut().for_each(|config| {
-            config.max_connections = idle + 10;
-            config.control_rate = 1_000_000;
+            config.tcp.max_connections = idle + 10;
+            config.net.control_rate = 1_000_000;
         });
         let mut lab = Lab::with(configs);
         let now = lab.net.now;
@@ -21,7 +21,7 @@ fn one_listener_accepts_many_connections() {
                 .unwrap();
         }
         lab.run_ms(50);
-        assert_eq!(lab.net.hosts[1].stats().curr_estab, idle as u64);
+        assert_eq!(lab.net.hosts[1].stats().tcp.curr_estab, idle as u64);
         let [client, server] = lab.connect();
         lab.seen.borrow_mut().clear();
         lab.net.filter = None;
@@ -85,7 +85,7 @@ fn the_last_data_is_sent_without_another_call() {
 /// Found in Demikernel.
 #[test]
 fn one_poll_sends_all_that_the_window_allows() {
-    let mut lab = with(|config| config.initial_window = 64);
+    let mut lab = with(|config| config.tcp.initial_window = 64);
     let [client, _] = lab.connect();
     let from = seen(&lab);
     for chunk in pattern(64 * MSS).chunks(MSS) {
@@ -101,8 +101,8 @@ fn one_poll_sends_all_that_the_window_allows() {
 #[test]
 fn idle_connections_cost_a_poll_nothing() {
     let mut config = host_config(0);
-    config.neighbours = NeighbourConfig::default();
-    config.addresses = vec![IpCidr::new("10.0.0.1".parse().unwrap(), 24)];
+    config.net.neighbours = NeighbourConfig::default();
+    config.net.addresses = vec![IpCidr::new("10.0.0.1".parse().unwrap(), 24)];
     let mut lab = Lab::with([config, host_config(1)]);
     let ids = (0..100).map(|_| lab.connect()).collect::<Vec<_>>();
     lab.run_ms(100);

@@ -5,14 +5,19 @@ use super::*;
 /// Found in smoltcp; xarxa 017. The same holds for resets.
 #[test]
 fn acks_after_a_timeout_carry_snd_nxt() {
-    let mut lab = with(|config| config.recv_window = 16 * MSS as u32);
+    let mut lab = with(|config| config.tcp.recv_window = 16 * MSS as u32);
     let [client, server] = lab.connect();
     // Both ends have data in flight, and both time out.
     lab.lose(|_, _| true);
     let data = push(&mut lab, 0, client, 8);
     assert!(push(&mut lab, 1, server, 8) == data);
     lab.run_ms(60);
-    assert!(lab.net.hosts.iter().all(|host| host.stats().timeouts > 1));
+    assert!(
+        lab.net
+            .hosts
+            .iter()
+            .all(|host| host.stats().tcp.timeouts > 1)
+    );
     let [nxt_a, nxt_b] = [0, 1].map(|host| {
         let segment = lab.seen.borrow();
         let ends = segment
@@ -69,14 +74,14 @@ fn one_percent_loss_costs_no_timeouts() {
         let promised = MSS as f64 * 8.0 / (rtt_us as f64 * 1e3) * (1.5f64 / 0.01).sqrt();
         assert!(gbps > 0.8 * promised, "{gbps:.2} of {promised:.2} Gb/s");
         let stats = transfer.net.hosts[0].stats();
-        assert!(stats.timeouts <= 2, "{stats:?}");
+        assert!(stats.tcp.timeouts <= 2, "{stats:?}");
     }
 }
 
 /// Found in smoltcp.
 #[test]
 fn sacked_data_is_not_sent_again_after_a_timeout() {
-    let mut lab = with(|config| config.initial_window = 20);
+    let mut lab = with(|config| config.tcp.initial_window = 20);
     let [client, server] = lab.connect();
     // The first segment is lost each time until the timer has fired twice.
     let first = lab.last(0).seq;
@@ -92,7 +97,7 @@ fn sacked_data_is_not_sent_again_after_a_timeout() {
     let data = push(&mut lab, 0, client, 20);
     lab.run_ms(500);
     assert!(lab.read(1, server) == data);
-    assert!(lab.net.hosts[0].stats().timeouts > 0);
+    assert!(lab.net.hosts[0].stats().tcp.timeouts > 0);
     let later = since(&lab, 0, from);
     let repeated = later
         .iter()
@@ -104,7 +109,7 @@ fn sacked_data_is_not_sent_again_after_a_timeout() {
         .filter(|segment| segment.seq == first && !segment.payload.is_empty())
         .count()
         - 1;
-    let probes = lab.net.hosts[0].stats().tlp_probes as usize;
+    let probes = lab.net.hosts[0].stats().tcp.tlp_probes as usize;
     let all: Vec<_> = later
         .iter()
         .map(|segment| {
@@ -125,7 +130,7 @@ fn sacked_data_is_not_sent_again_after_a_timeout() {
 #[test]
 fn the_rto_follows_the_path_down_to_its_minimum() {
     for floor in [1u64, 5, 200] {
-        let mut lab = with(|config| config.rto_min = Duration::from_millis(floor));
+        let mut lab = with(|config| config.tcp.rto_min = Duration::from_millis(floor));
         let [client, server] = lab.connect();
         for _ in 0..20 {
             lab.send(0, client, b"x");
@@ -144,7 +149,7 @@ fn the_rto_follows_the_path_down_to_its_minimum() {
 /// Found in smoltcp, Demikernel.
 #[test]
 fn hundreds_of_holes_are_held() {
-    let mut lab = with(|config| config.initial_window = 1000);
+    let mut lab = with(|config| config.tcp.initial_window = 1000);
     let [client, server] = lab.connect();
     let mut link = Impairment::perfect(micros(50));
     link.rate = 10_000_000_000;
@@ -160,12 +165,12 @@ fn hundreds_of_holes_are_held() {
     assert!(lab.read(1, server) == data);
     let stats = lab.net.hosts[1].stats();
     assert_eq!(
-        (stats.rcv_q_drop, stats.dup_bytes_in),
+        (stats.tcp.rcv_q_drop, stats.tcp.dup_bytes_in),
         (0, 0),
         "each segment was needed once"
     );
-    assert!(stats.ofo_queue > 200, "{}", stats.ofo_queue);
-    assert_eq!(lab.net.hosts[0].stats().retrans_segs, 300);
+    assert!(stats.tcp.ofo_queue > 200, "{}", stats.tcp.ofo_queue);
+    assert_eq!(lab.net.hosts[0].stats().tcp.retrans_segs, 300);
 }
 
 /// Found in smoltcp.
@@ -175,7 +180,7 @@ fn sack_blocks_across_the_sequence_wrap_work() {
     // the initial sequence number is advanced until it is near the wrap.
     let mut wrapped = 0;
     for step in 0..64u64 {
-        let mut lab = with(|config| config.initial_window = 40);
+        let mut lab = with(|config| config.tcp.initial_window = 40);
         lab.net.now = lab.net.now + Duration::from_nanos(step << 38);
         let [client, server] = lab.connect();
         let distance = 0u32.wrapping_sub(lab.last(0).seq);
@@ -200,7 +205,7 @@ fn sack_blocks_across_the_sequence_wrap_work() {
         lab.send(0, client, b"!");
         lab.run_ms(5);
         lab.read(1, server);
-        let before = lab.net.hosts[0].stats().clone();
+        let before = lab.net.hosts[0].stats();
         let mut count = 0;
         lab.lose(move |from, frame| {
             let data = from == 0 && frame.len() > 1000;
@@ -211,7 +216,7 @@ fn sack_blocks_across_the_sequence_wrap_work() {
         lab.run_ms(50);
         assert!(lab.read(1, server) == data);
         let stats = lab.net.hosts[0].stats();
-        assert_eq!(stats.timeouts, before.timeouts);
+        assert_eq!(stats.tcp.timeouts, before.tcp.timeouts);
         wrapped += 1;
     }
     assert!(wrapped > 0);
@@ -221,8 +226,8 @@ fn sack_blocks_across_the_sequence_wrap_work() {
 #[test]
 fn acknowledged_data_restarts_the_rto() {
     let mut lab = with(|config| {
-        config.rto_min = Duration::from_millis(20);
-        config.sack = false;
+        config.tcp.rto_min = Duration::from_millis(20);
+        config.tcp.sack = false;
     });
     let [client, _] = lab.connect();
     lab.lose(|from, _| from == 1);
@@ -235,21 +240,21 @@ fn acknowledged_data_restarts_the_rto() {
         give(&mut lab, 0, &ack);
     }
     assert_eq!(
-        lab.net.hosts[0].stats().timeouts,
+        lab.net.hosts[0].stats().tcp.timeouts,
         0,
         "45 ms without silence of 20"
     );
     lab.run_ms(500);
-    assert!(lab.net.hosts[0].stats().timeouts > 0);
+    assert!(lab.net.hosts[0].stats().tcp.timeouts > 0);
 }
 
 /// Found in xarxa 086. RFC 3042, RFC 6582.
 #[test]
 fn limited_transmit_and_partial_acks_without_sack() {
     let mut lab = with(|config| {
-        config.sack = false;
-        config.initial_window = 4;
-        config.rto_min = Duration::from_millis(200);
+        config.tcp.sack = false;
+        config.tcp.initial_window = 4;
+        config.tcp.rto_min = Duration::from_millis(200);
     });
     let [client, server] = lab.connect();
     // The first ACK carries a new window and is therefore not a duplicate: let it pass.
@@ -267,14 +272,14 @@ fn limited_transmit_and_partial_acks_without_sack() {
     lab.run_ms(20);
     assert!(lab.read(1, server) == data);
     let stats = lab.net.hosts[0].stats();
-    assert_eq!((stats.timeouts, stats.fast_recovery), (0, 1));
-    assert_eq!(stats.retrans_segs, 2, "each lost one once");
+    assert_eq!((stats.tcp.timeouts, stats.tcp.fast_recovery), (0, 1));
+    assert_eq!(stats.tcp.retrans_segs, 2, "each lost one once");
 }
 
 /// Found in xarxa 273. RFC 5681 section 2.
 #[test]
 fn a_fin_is_no_duplicate_ack() {
-    let mut lab = with(|config| config.sack = false);
+    let mut lab = with(|config| config.tcp.sack = false);
     let [client, _] = lab.connect();
     lab.lose(|_, _| true);
     let mut fin = lab.forge(1);
@@ -284,13 +289,13 @@ fn a_fin_is_no_duplicate_ack() {
         give(&mut lab, 0, &fin);
     }
     let stats = lab.net.hosts[0].stats();
-    assert_eq!((stats.dup_acks_in, stats.fast_recovery), (0, 0));
+    assert_eq!((stats.tcp.dup_acks_in, stats.tcp.fast_recovery), (0, 0));
 }
 
 /// Found in xarxa 277. The initial window is one segment after a lost SYN (RFC 5681 section 3.1).
 #[test]
 fn a_retransmitted_syn_leaves_slow_start_alone() {
-    let mut lab = with(|config| config.rto_initial = Duration::from_millis(10));
+    let mut lab = with(|config| config.tcp.rto_initial = Duration::from_millis(10));
     let mut lost = 0;
     lab.lose(move |from, frame| {
         let hit = from == 0 && frame[12..14] == [8, 0] && frame[47] & SYN != 0 && lost < 1;
@@ -303,7 +308,7 @@ fn a_retransmitted_syn_leaves_slow_start_alone() {
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
     lab.run_ms(100);
-    assert_eq!(lab.net.hosts[0].stats().syn_retrans, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.syn_retrans, 1);
     let info = lab.net.hosts[0].tcp_info(client).unwrap();
     assert_eq!(info.state, TcpState::Established);
     assert!(
@@ -324,8 +329,8 @@ fn the_initial_ssthresh_is_unlimited() {
         let mut configs = configs();
         if on {
             configs.iter_mut().for_each(|config| {
-                config.tx_checksum = false;
-                config.tso = Some(tso);
+                config.tcp.tx_checksum = false;
+                config.tcp.tso = Some(tso);
             });
         }
         // 10 Gb/s and 4 ms: 5 MB in flight, nine doublings of ten segments.
@@ -364,9 +369,9 @@ fn cwnd_growth_does_not_stall_in_large_windows() {
     for which in [CongestionControl::NewReno, CongestionControl::Cubic] {
         let mut configs = configs();
         configs.iter_mut().for_each(|config| {
-            config.congestion = which;
-            config.recv_window = 64 << 20;
-            config.initial_window = 2000;
+            config.tcp.congestion = which;
+            config.tcp.recv_window = 64 << 20;
+            config.tcp.initial_window = 2000;
         });
         let mut link = Impairment::perfect(Duration::from_millis(2));
         link.rate = 40_000_000_000;
@@ -406,7 +411,7 @@ fn cwnd_is_bounded_when_the_receiver_limits() {
     let mut configs = configs();
     configs
         .iter_mut()
-        .for_each(|config| config.recv_window = 128 << 10);
+        .for_each(|config| config.tcp.recv_window = 128 << 10);
     let mut link = Impairment::perfect(micros(50));
     link.rate = 40_000_000_000;
     let mut transfer = Transfer::new(4, configs, [link; 2], [60_000_000, 0]);

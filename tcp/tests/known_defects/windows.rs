@@ -11,7 +11,7 @@ fn an_ack_of_unsent_data_dequeues_nothing() {
     let data = push(&mut lab, 0, client, 30);
     ack.ack = ack.ack.wrapping_add(25 * MSS as u32);
     give(&mut lab, 0, &ack);
-    assert_eq!(lab.net.hosts[0].stats().bad_acks, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.bad_acks, 1);
     lab.net.hosts[0].take_acked(client, |_| panic!("nothing was acknowledged"));
     lab.run_ms(50);
     assert!(lab.read(1, server) == data);
@@ -20,7 +20,7 @@ fn an_ack_of_unsent_data_dequeues_nothing() {
 /// Found in xarxa 002.
 #[test]
 fn the_window_of_a_syn_is_not_scaled() {
-    let mut lab = with(|config| config.recv_window = 8 << 20);
+    let mut lab = with(|config| config.tcp.recv_window = 8 << 20);
     let now = lab.net.now;
     lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
     let client = lab.net.hosts[0]
@@ -38,7 +38,7 @@ fn the_window_of_a_syn_is_not_scaled() {
 /// Found in xarxa 003.
 #[test]
 fn a_fin_beyond_the_window_is_not_accepted() {
-    let mut lab = with(|config| config.recv_window = 4096);
+    let mut lab = with(|config| config.tcp.recv_window = 4096);
     let [_, server] = lab.connect();
     let mut segment = lab.forge(0);
     segment.flags = FIN | ACK | PSH;
@@ -62,7 +62,7 @@ fn a_fin_beyond_the_window_is_not_accepted() {
 /// Found in xarxa 018.
 #[test]
 fn probes_of_two_zero_windows_are_both_answered() {
-    let mut lab = with(|config| config.recv_window = 4 * MSS as u32);
+    let mut lab = with(|config| config.tcp.recv_window = 4 * MSS as u32);
     let ids = lab.connect();
     let mut sent = [vec![], vec![]];
     for host in [0, 1] {
@@ -74,7 +74,7 @@ fn probes_of_two_zero_windows_are_both_answered() {
         lab.net
             .hosts
             .iter()
-            .all(|host| host.stats().zero_window_probes > 1)
+            .all(|host| host.stats().tcp.zero_window_probes > 1)
     );
     let mut got = [vec![], vec![]];
     let mut lost = 0;
@@ -119,7 +119,7 @@ fn an_ack_that_found_no_room_is_sent_later() {
 /// Found in xarxa 087, 090. It neither stalls nor times out.
 #[test]
 fn a_window_shrunk_to_zero_below_data_recovers() {
-    let mut lab = with(|config| config.user_timeout = Duration::from_secs(20));
+    let mut lab = with(|config| config.tcp.user_timeout = Duration::from_secs(20));
     let [client, _] = lab.connect();
     let una = lab.last(0).seq;
     lab.lose(|from, frame| from == 1 && frame[12..14] == [8, 0]);
@@ -182,7 +182,7 @@ fn acks_and_resets_at_a_closed_window_have_the_peers_next_number() {
 /// RFC 9293 section 3.8.6.1: a FIN takes no room in the window.
 #[test]
 fn a_fin_at_a_closed_window_is_accepted() {
-    let mut lab = with(|config| config.recv_window = 4096);
+    let mut lab = with(|config| config.tcp.recv_window = 4096);
     let [_, server] = lab.connect();
     let mut segment = lab.forge(0);
     segment.payload = pattern(4096);
@@ -209,7 +209,7 @@ fn a_fin_at_a_closed_window_is_accepted() {
 /// Found in xarxa 089, 092.
 #[test]
 fn silly_windows_are_neither_offered_nor_filled() {
-    let mut lab = with(|config| config.recv_window = 8 * MSS as u32);
+    let mut lab = with(|config| config.tcp.recv_window = 8 * MSS as u32);
     let [client, server] = lab.connect();
     let data = push(&mut lab, 0, client, 24);
     lab.run_ms(20);
@@ -239,7 +239,7 @@ fn silly_windows_are_neither_offered_nor_filled() {
 /// Found in xarxa 267.
 #[test]
 fn the_ack_of_data_beyond_a_zero_window_counts() {
-    let mut lab = with(|config| config.recv_window = 4096);
+    let mut lab = with(|config| config.tcp.recv_window = 4096);
     let [_, server] = lab.connect();
     lab.lose(|_, _| true);
     let mut fill = lab.forge(0);

@@ -41,8 +41,8 @@ fn every_peer_of_a_thousand_aborted_connections_gets_a_reset() {
     lab.run_ms(20);
     assert_eq!(resets(&lab, 1), COUNT);
     assert_eq!(lab.net.hosts[0].connection_count(), 0);
-    assert_eq!(lab.net.hosts[0].stats().out_rsts, COUNT as u64);
-    assert_eq!(lab.net.hosts[0].stats().control_drops, 0);
+    assert_eq!(lab.net.hosts[0].stats().tcp.out_rsts, COUNT as u64);
+    assert_eq!(lab.net.hosts[0].stats().net.control_drops, 0);
 }
 
 #[test]

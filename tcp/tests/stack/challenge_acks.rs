@@ -68,7 +68,7 @@ fn no_connection_uses_up_the_answers_of_another() {
 #[test]
 fn blind_segments_use_up_no_answers_to_probes() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].timestamps = false;
+    configs[1].tcp.timestamps = false;
     let mut lab = Lab::with(configs);
     let (_, next) = lab.connect_with_data();
     assert!(next.options.is_empty());
@@ -85,7 +85,7 @@ fn blind_segments_use_up_no_answers_to_probes() {
 #[test]
 fn probes_of_a_closed_window_are_limited() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].recv_window = 4096;
+    configs[1].tcp.recv_window = 4096;
     let mut lab = Lab::with(configs);
     let (ids, _) = lab.connect_with_data();
     lab.send(0, ids[0], &[7; 1000]);
@@ -109,7 +109,7 @@ fn probes_of_a_closed_window_are_limited() {
 fn all_connections_together_are_limited_too() {
     let mut lab = Lab::new();
     let next: Vec<Seg> = (0..300).map(|_| lab.connect_with_data().1).collect();
-    let before = lab.net.hosts[1].stats().challenge_acks;
+    let before = lab.net.hosts[1].stats().tcp.challenge_acks;
     for i in 1..=10 {
         for seg in &next {
             let mut rst = seg.clone();
@@ -118,9 +118,9 @@ fn all_connections_together_are_limited_too() {
         }
     }
     let stats = lab.net.hosts[1].stats();
-    let sent = stats.challenge_acks - before;
+    let sent = stats.tcp.challenge_acks - before;
     assert!((500..1500).contains(&sent), "{sent}");
-    assert_eq!(stats.challenges_skipped, 3000 - sent);
+    assert_eq!(stats.tcp.challenges_skipped, 3000 - sent);
     // Keepalive probes are not subject to the limit.
     assert_eq!(answers(&mut lab, &keepalive(&next[0])).len(), 1);
 }
@@ -170,7 +170,7 @@ fn syn_received_challenges_resets() {
     let back = answers(&mut lab, &seg);
     let got: Vec<_> = back.iter().map(|s| (s.flags, s.seq, s.ack)).collect();
     assert_eq!(got, [(ACK, next.ack, next.seq)]);
-    assert_eq!(lab.net.hosts[1].stats().challenge_acks, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.challenge_acks, 1);
     // The handshake continues.
     answers(&mut lab, &next);
     assert!(
@@ -203,7 +203,7 @@ fn a_reset_on_the_right_edge_is_dropped_silently() {
     rst.flags = RST;
     rst.seq = last.ack.wrapping_add(window);
     assert!(answers(&mut lab, &rst).is_empty());
-    assert_eq!(lab.net.hosts[1].stats().challenge_acks, 0);
+    assert_eq!(lab.net.hosts[1].stats().tcp.challenge_acks, 0);
     rst.seq = rst.seq.wrapping_sub(1);
     assert_eq!(answers(&mut lab, &rst).len(), 1, "the last place inside");
     let mut next = half_open(&mut lab);
@@ -220,7 +220,7 @@ fn a_reset_on_the_right_edge_is_dropped_silently() {
 #[test]
 fn an_exact_reset_counts_with_a_closed_window() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].recv_window = 4096;
+    configs[1].tcp.recv_window = 4096;
     let mut lab = Lab::with(configs);
     let (ids, _) = lab.connect_with_data();
     while lab.net.hosts[0].tcp_info(ids[0]).unwrap().send_window > 0 {

@@ -25,10 +25,14 @@ fn outcome(lab: &mut Lab, ids: [siw_tcp::ConnId; 2]) -> String {
         )
     });
     let read = lab.read(1, ids[1]);
-    let mut stats = lab.net.hosts[1].stats().clone();
+    let mut stats = lab.net.hosts[1].stats();
     // A burst leads to one round of pending ACKs, single frames to many; segments are recognised in the
     // same way in both cases.
-    (stats.frames_out, stats.out_segs, stats.pure_acks_out) = (0, 0, 0);
+    (
+        stats.net.frames_out,
+        stats.tcp.out_segs,
+        stats.tcp.pure_acks_out,
+    ) = (0, 0, 0);
     let last = sent.iter().rev().find(|segment| segment.from == 1).cloned();
     format!("{state:?} {last:?} {stats:?} {read:?}")
 }
@@ -89,10 +93,10 @@ fn a_burst_does_what_its_frames_do_one_by_one() {
             let mut config = host_config(1);
             // Some bursts reach the limits of window and buffers.
             if rng.chance(0.3) {
-                config.recv_window = 4096 + rng.below(20_000) as u32;
+                config.tcp.recv_window = 4096 + rng.below(20_000) as u32;
             }
             if rng.chance(0.1) {
-                config.max_recv_buffers = 64;
+                config.tcp.max_recv_buffers = 64;
             }
             let mut lab = Lab::with([host_config(0), config]);
             let ids = lab.connect();
@@ -170,8 +174,8 @@ fn a_small_tx_ring_gets_the_same_segments() {
         let run = |narrow: bool| {
             let mut rng = Rng::new(seed);
             let mut config = host_config(0);
-            config.initial_window = 40;
-            config.timestamps = seed % 3 > 0;
+            config.tcp.initial_window = 40;
+            config.tcp.timestamps = seed % 3 > 0;
             let mut lab = Lab::with([config, host_config(1)]);
             let ids = lab.connect();
             lab.seen.borrow_mut().clear();
@@ -207,7 +211,7 @@ fn a_small_tx_ring_gets_the_same_segments() {
             }
             lab.run_ms(20);
             assert_eq!(lab.read(1, ids[1]), sent, "seed {seed}");
-            assert_eq!(lab.net.hosts[0].stats().retrans_segs, 0, "seed {seed}");
+            assert_eq!(lab.net.hosts[0].stats().tcp.retrans_segs, 0, "seed {seed}");
             let seen = lab.seen.borrow();
             seen.iter()
                 .filter(|segment| segment.from == 0 && !segment.payload.is_empty())
@@ -232,7 +236,7 @@ fn a_burst_of_data_gets_one_ack() {
     lab.send(0, ids[0], b"first");
     lab.run_ms(5);
     lab.read(1, ids[1]);
-    let before = lab.net.hosts[1].stats().pure_acks_out;
+    let before = lab.net.hosts[1].stats().tcp.pure_acks_out;
     let first = lab.forge(0);
     let frames: Vec<_> = (0..20u32)
         .map(|i| Seg {
@@ -246,8 +250,8 @@ fn a_burst_of_data_gets_one_ack() {
     lab.net.hosts[1].receive_burst(now, frames.into_iter());
     assert_eq!(lab.read(1, ids[1]), pattern(100).repeat(20));
     lab.net.hosts[1].poll(now, &mut lab.net.sinks[1]);
-    assert_eq!(lab.net.hosts[1].stats().pure_acks_out, before + 1);
-    assert!(lab.net.hosts[1].stats().hp_hits >= 20);
+    assert_eq!(lab.net.hosts[1].stats().tcp.pure_acks_out, before + 1);
+    assert!(lab.net.hosts[1].stats().tcp.hp_hits >= 20);
 }
 
 #[test]
@@ -255,10 +259,10 @@ fn coalesced_ipv6_and_vlan_segments_arrive_whole() {
     for (v6, vlan) in [(true, None), (false, Some(9)), (true, Some(9))] {
         let configs = [0, 1].map(|i| {
             let mut config = host_config(i);
-            config.vlan = vlan;
+            config.net.vlan = vlan;
             let six = format!("fd00::{}/64", i + 1).parse::<IpCidr>().unwrap();
-            if !config.addresses.contains(&six) {
-                config.addresses.push(six);
+            if !config.net.addresses.contains(&six) {
+                config.net.addresses.push(six);
             }
             config
         });
@@ -270,7 +274,11 @@ fn coalesced_ipv6_and_vlan_segments_arrive_whole() {
             "{v6} {vlan:?}"
         );
         let stats = transfer.net.hosts[1].stats();
-        assert!(stats.hp_hits > 100, "{v6} {vlan:?}: {}", stats.hp_hits);
-        assert_eq!(stats.csum_errors, 0);
+        assert!(
+            stats.tcp.hp_hits > 100,
+            "{v6} {vlan:?}: {}",
+            stats.tcp.hp_hits
+        );
+        assert_eq!(stats.net.csum_errors, 0);
     }
 }

@@ -19,8 +19,8 @@ fn bottleneck(mark: usize) -> Impairment {
 fn through(congestion: CongestionControl, ecn: bool, v6: bool) -> (f64, StackStats, u64, u64) {
     let mut configs = configs();
     for config in &mut configs {
-        config.congestion = congestion;
-        config.ecn = ecn;
+        config.tcp.congestion = congestion;
+        config.tcp.ecn = ecn;
     }
     let size = 12_000_000;
     let mut transfer = Transfer::new(5, configs, [bottleneck(60), bottleneck(0)], [size, 0]);
@@ -32,7 +32,7 @@ fn through(congestion: CongestionControl, ecn: bool, v6: bool) -> (f64, StackSta
     let gbps = size as f64 * 8.0 / (transfer.net.now - start).as_secs_f64() / 1e9;
     (
         gbps,
-        transfer.net.hosts[0].stats().clone(),
+        transfer.net.hosts[0].stats(),
         transfer.net.lost,
         transfer.net.marked,
     )
@@ -50,16 +50,16 @@ fn marks_slow_a_flow_down_before_losses() {
             let (gbps, stats, lost, marked) = through(congestion, true, v6);
             println!(
                 "{congestion:?}: {gbps:.2} Gb/s, {marked} marked, {} reductions",
-                stats.ecn_reductions
+                stats.tcp.ecn_reductions
             );
-            assert_eq!((lost, stats.retrans_segs), (0, 0), "{congestion:?}");
-            assert!(marked > 0 && stats.ecn_reductions > 0, "{congestion:?}");
+            assert_eq!((lost, stats.tcp.retrans_segs), (0, 0), "{congestion:?}");
+            assert!(marked > 0 && stats.tcp.ecn_reductions > 0, "{congestion:?}");
             assert!(gbps > 5.0, "{congestion:?} {gbps}");
         }
     }
     let (_, stats, lost, marked) = through(CongestionControl::NewReno, false, false);
     assert!(
-        lost > 0 && stats.retrans_segs > 0 && marked == 0,
+        lost > 0 && stats.tcp.retrans_segs > 0 && marked == 0,
         "without ECN the queue overflows"
     );
 }
@@ -70,14 +70,14 @@ fn marks_reduce_dctcp_less_than_reno() {
     let (dctcp, dctcp_timeouts, ..) = through(CongestionControl::Dctcp, true, false);
     let (reno, ..) = through(CongestionControl::NewReno, true, false);
     assert!(dctcp > reno, "{dctcp} {reno}");
-    assert!(dctcp_timeouts.ecn_reductions > 3);
+    assert!(dctcp_timeouts.tcp.ecn_reductions > 3);
 }
 
 /// RFC 3168 section 6.1.
 #[test]
 fn marks_are_echoed_until_cwr() {
     let mut configs = [host_config(0), host_config(1)];
-    configs.iter_mut().for_each(|config| config.ecn = true);
+    configs.iter_mut().for_each(|config| config.tcp.ecn = true);
     let mut lab = Lab::with(configs);
     let [client, server] = lab.connect();
     let flags = |lab: &Lab, i: usize| lab.seen.borrow()[i].flags;
@@ -96,7 +96,7 @@ fn marks_are_echoed_until_cwr() {
     assert!(siw_tcp_sim::mark(&mut frame));
     lab.net.inject(0, frame);
     lab.run_ms(5);
-    assert_eq!(lab.net.hosts[1].stats().ce_received, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.ce_received, 1);
     assert_eq!(lab.last(1).flags, ACK | ECE);
     segment.seq = segment.seq.wrapping_add(1);
     lab.inject(&segment);
@@ -114,7 +114,7 @@ fn marks_are_echoed_until_cwr() {
 #[test]
 fn an_echo_reduces_the_window_once_and_sends_cwr() {
     let mut configs = [host_config(0), host_config(1)];
-    configs.iter_mut().for_each(|config| config.ecn = true);
+    configs.iter_mut().for_each(|config| config.tcp.ecn = true);
     let mut lab = Lab::with(configs);
     let [client, _] = lab.connect();
     for _ in 0..10 {
@@ -133,7 +133,7 @@ fn an_echo_reduces_the_window_once_and_sends_cwr() {
     }
     lab.run_ms(1);
     let after = lab.net.hosts[0].tcp_info(client).unwrap();
-    assert_eq!(lab.net.hosts[0].stats().ecn_reductions, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.ecn_reductions, 1);
     assert!(after.cwnd < before);
     lab.send(0, client, b"next");
     lab.run_ms(1);
@@ -146,7 +146,7 @@ fn an_echo_reduces_the_window_once_and_sends_cwr() {
 #[test]
 fn a_peer_without_ecn_gets_none() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].ecn = true;
+    configs[0].tcp.ecn = true;
     let mut lab = Lab::with(configs);
     let [client, server] = lab.connect();
     lab.send(0, client, &pattern(5000));
@@ -169,7 +169,7 @@ fn hystart_leaves_slow_start_when_the_queue_grows() {
     let mut configs = configs();
     configs
         .iter_mut()
-        .for_each(|config| config.recv_window = 64 << 20);
+        .for_each(|config| config.tcp.recv_window = 64 << 20);
     let size = 25_000_000;
     let mut transfer = Transfer::new(5, configs, [lab, lab], [size, 0]);
     transfer.connect(false);
@@ -209,7 +209,7 @@ fn wait(lab: &mut Lab, seconds: u64) {
 #[test]
 fn an_unused_window_is_halved_after_five_minutes() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].congestion = CongestionControl::NewReno;
+    configs[0].tcp.congestion = CongestionControl::NewReno;
     let mut lab = Lab::with(configs);
     let ids = lab.connect();
     let info = |lab: &Lab| lab.net.hosts[0].tcp_info(ids[0]).unwrap();
@@ -240,7 +240,7 @@ fn an_unused_window_is_halved_after_five_minutes() {
     }
     let late = info(&lab);
     assert_eq!((late.cwnd, late.ssthresh), (wide / 2, wide / 4 * 3));
-    assert_eq!(lab.net.hosts[0].stats().idle_restarts, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.idle_restarts, 1);
     wait(&mut lab, 3_000);
     burst(&mut lab, ids, 1);
     assert_eq!(info(&lab).cwnd, 10 * 1448, "never below the initial window");
@@ -250,7 +250,7 @@ fn an_unused_window_is_halved_after_five_minutes() {
 #[test]
 fn an_unvalidated_window_grows_only_when_full() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].initial_window = 40;
+    configs[0].tcp.initial_window = 40;
     let mut lab = Lab::with(configs);
     let ids = lab.connect();
     let cwnd = |lab: &Lab| lab.net.hosts[0].tcp_info(ids[0]).unwrap().cwnd / 1448;
@@ -266,8 +266,8 @@ fn an_unvalidated_window_grows_only_when_full() {
 #[test]
 fn a_mark_halves_what_an_unvalidated_window_used() {
     let mut configs = [host_config(0), host_config(1)];
-    configs.iter_mut().for_each(|config| config.ecn = true);
-    configs[0].initial_window = 100;
+    configs.iter_mut().for_each(|config| config.tcp.ecn = true);
+    configs[0].tcp.initial_window = 100;
     let mut lab = Lab::with(configs);
     let ids = lab.connect();
     burst(&mut lab, ids, 12);
@@ -297,7 +297,7 @@ fn an_ack_for_a_changed_mark_precedes_newer_ones() {
     let mut configs = [host_config(0), host_config(1)];
     configs
         .iter_mut()
-        .for_each(|config| config.congestion = CongestionControl::Dctcp);
+        .for_each(|config| config.tcp.congestion = CongestionControl::Dctcp);
     let mut lab = Lab::with(configs);
     let [_, server] = lab.connect();
     let base = lab.forge(0);

@@ -28,12 +28,12 @@ fn every_byte_arrives_despite_exhausted_resources() {
         link.loss = rng.below(30) as f64 / 1000.0;
         let mut configs = configs();
         for config in &mut configs {
-            config.user_timeout = Duration::from_secs(3600);
-            config.rto_max = Duration::from_secs(1);
-            config.syn_retries = 60;
-            config.neighbours.probes = 200;
-            config.neighbours.retransmit = Duration::from_millis(20);
-            config.sack = rng.chance(0.8);
+            config.tcp.user_timeout = Duration::from_secs(3600);
+            config.tcp.rto_max = Duration::from_secs(1);
+            config.tcp.syn_retries = 60;
+            config.net.neighbours.probes = 200;
+            config.net.neighbours.retransmit = Duration::from_millis(20);
+            config.tcp.sack = rng.chance(0.8);
         }
         let goals = [50_000 + rng.below(200_000), rng.below(100_000)];
         let mut transfer = Transfer::new(seed, configs, [link; 2], goals);
@@ -85,7 +85,7 @@ fn every_byte_arrives_despite_exhausted_resources() {
 #[test]
 fn a_connection_holds_at_most_its_limit_of_buffers() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].max_recv_buffers = 64;
+    configs[1].tcp.max_recv_buffers = 64;
     let mut lab = Lab::with(configs);
     let [_, server] = lab.connect();
     lab.lose(|from, frame| from == 1 && frame[12..14] == [8, 0]);
@@ -102,7 +102,7 @@ fn a_connection_holds_at_most_its_limit_of_buffers() {
         give(&mut lab, 1, &byte(at));
     }
     assert_eq!(lab.net.hosts[1].held_buffers(), 64);
-    assert!(lab.net.hosts[1].stats().rcv_q_drop > 1000);
+    assert!(lab.net.hosts[1].stats().tcp.rcv_q_drop > 1000);
     for at in 0..4000 {
         give(&mut lab, 1, &byte(at));
         lab.net.poll();
@@ -129,8 +129,8 @@ fn a_connection_holds_at_most_its_limit_of_buffers() {
 fn all_connections_share_the_buffers_and_none_starves() {
     const CONNS: usize = 50;
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].max_held_buffers = 200;
-    configs[1].syn_cookies = false;
+    configs[1].tcp.max_held_buffers = 200;
+    configs[1].tcp.syn_cookies = false;
     let mut lab = Lab::with(configs);
     let now = lab.net.now;
     lab.net.hosts[1].listen(None, 80, 2 * CONNS, 0).unwrap();
@@ -174,13 +174,13 @@ fn all_connections_share_the_buffers_and_none_starves() {
     assert!(got.iter().all(|bytes| *bytes == data));
     assert_eq!(lab.net.hosts[1].held_buffers(), 0);
     let stats = lab.net.hosts[0].stats();
-    assert_eq!((stats.estab_resets, stats.abort_on_timeout), (0, 0));
+    assert_eq!((stats.tcp.estab_resets, stats.tcp.abort_on_timeout), (0, 0));
 }
 
 #[test]
 fn a_reader_progresses_while_others_hold_buffers() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].max_held_buffers = 200;
+    configs[1].tcp.max_held_buffers = 200;
     let mut lab = Lab::with(configs);
     let ids: Vec<_> = (0..5).map(|_| lab.connect()).collect();
     let data = pattern(400 * MSS);
@@ -197,7 +197,7 @@ fn a_reader_progresses_while_others_hold_buffers() {
     others.iter().for_each(|id| push(&mut lab, *id));
     lab.run_ms(200);
     assert!((200..=225).contains(&lab.net.hosts[1].held_buffers()));
-    assert!(lab.net.hosts[1].stats().rcv_q_drop > 0);
+    assert!(lab.net.hosts[1].stats().tcp.rcv_q_drop > 0);
     push(&mut lab, *reads);
     let (start, mut got) = (lab.net.now, vec![]);
     while got.len() < data.len() {
@@ -219,7 +219,7 @@ fn a_reader_progresses_while_others_hold_buffers() {
 fn connections_that_are_not_read_take_no_buffers_from_others() {
     const WAITING: usize = 30;
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].max_held_buffers = 200;
+    configs[1].tcp.max_held_buffers = 200;
     let mut lab = Lab::with(configs);
     let waiting: Vec<_> = (0..WAITING).map(|_| lab.connect()).collect();
     let reads = lab.connect();
@@ -246,7 +246,7 @@ fn connections_that_are_not_read_take_no_buffers_from_others() {
     let held = lab.net.hosts[1].held_buffers();
     // Three eighths, as all are of one user, and the first one of each.
     assert!((75..=75 + WAITING).contains(&held), "{held}");
-    let dropped = lab.net.hosts[1].stats().rcv_q_drop;
+    let dropped = lab.net.hosts[1].stats().tcp.rcv_q_drop;
     assert!(dropped > 0);
     // A reader is not slowed down: no segment of its own is dropped.
     let (start, mut got) = (lab.net.now, vec![]);
@@ -284,7 +284,7 @@ fn connections_that_are_not_read_take_no_buffers_from_others() {
 #[test]
 fn an_owner_that_stops_reading_gives_back_what_is_not_acknowledged() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].max_held_buffers = 160;
+    configs[1].tcp.max_held_buffers = 160;
     let mut lab = Lab::with(configs);
     let all: Vec<_> = (0..10)
         .map(|_| {

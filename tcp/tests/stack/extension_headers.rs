@@ -51,8 +51,8 @@ fn tcp_works_behind_skipped_extension_headers() {
     };
     assert!(!raw_host.delivers(id, b"spoilt", &spoilt));
     let stats = raw_host.stats();
-    assert_eq!((stats.csum_errors, stats.header_errors), (1, 0));
-    assert_eq!(stats.unknown_protocols, 0);
+    assert_eq!((stats.net.csum_errors, stats.net.header_errors), (1, 0));
+    assert_eq!(stats.net.unknown_protocols, 0);
 }
 
 #[test]
@@ -91,9 +91,12 @@ fn option_types_decide_what_happens() {
         }
     }
     let stats = raw_host.stats();
-    assert_eq!(stats.header_errors, 8);
-    assert_eq!((stats.icmp_out, stats.icmp_parameter_problems_out), (8, 8));
-    assert_eq!(stats.icmp_unreachables_out, 0);
+    assert_eq!(stats.net.header_errors, 8);
+    assert_eq!(
+        (stats.net.icmp_out, stats.net.icmp_parameter_problems_out),
+        (8, 8)
+    );
+    assert_eq!(stats.net.icmp_unreachables_out, 0);
 }
 
 #[test]
@@ -169,7 +172,7 @@ fn errors_are_not_answered_with_errors_rfc_4443_2_4() {
             .len(),
         1
     );
-    assert_eq!(raw_host.stats().header_errors, 3);
+    assert_eq!(raw_host.stats().net.header_errors, 3);
 }
 
 #[test]
@@ -184,7 +187,7 @@ fn long_or_truncated_chains_are_dropped_and_counted() {
     // A length that reaches beyond the packet.
     let long: (u8, &[u8]) = (60, &[0, 200, 1, 4, 0, 0, 0, 0]);
     assert!(raw_host.answers(vec![behind(&packet, &[long])]).is_empty());
-    assert_eq!(raw_host.stats().header_errors, 2);
+    assert_eq!(raw_host.stats().net.header_errors, 2);
     // Truncated at any byte, a packet has no effect other than counting.
     let whole = behind(&packet, &SKIPPED);
     for count in 14..whole.len() {

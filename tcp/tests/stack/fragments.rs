@@ -87,9 +87,9 @@ fn tcp_works_in_fragments_of_any_order() {
         assert!(!raw_host.delivers(id, &pattern(900), &spoilt));
         assert!(raw_host.delivers(id, &pattern(900), &|frame| vec![frame]));
         let stats = raw_host.stats();
-        assert_eq!((stats.csum_errors, stats.reassembly_fails), (1, 0));
-        assert_eq!(stats.reassembly_oks, 5, "one was short enough");
-        assert!(stats.reassembly_required > 40);
+        assert_eq!((stats.net.csum_errors, stats.net.reassembly_fails), (1, 0));
+        assert_eq!(stats.net.reassembly_oks, 5, "one was short enough");
+        assert!(stats.net.reassembly_required > 40);
     }
 }
 
@@ -127,7 +127,7 @@ fn long_echo_requests_are_answered_in_fragments() {
             assert_eq!(reply[..2], [kind, 0]);
             assert_eq!(reply[4..8], [1, 2, 3, 4]);
             assert!(reply[8..] == pattern(bytes)[..], "{bytes}");
-            assert_eq!(raw_host.stats().reassembly_oks, u64::from(bytes > 1440));
+            assert_eq!(raw_host.stats().net.reassembly_oks, u64::from(bytes > 1440));
         }
     }
 }
@@ -162,9 +162,15 @@ fn incomplete_datagrams_time_out_with_an_icmp_error() {
         assert_eq!(quoted, &first[14..]);
         assert_eq!(raw_host.lab.net.hosts[1].held_fragments(), 0);
         let stats = raw_host.stats();
-        assert_eq!((stats.reassembly_timeouts, stats.reassembly_fails), (3, 3));
-        assert_eq!((stats.icmp_time_exceeded_out, stats.icmp_out), (1, 1));
-        assert_eq!(stats.icmp_unreachables_out, 0);
+        assert_eq!(
+            (stats.net.reassembly_timeouts, stats.net.reassembly_fails),
+            (3, 3)
+        );
+        assert_eq!(
+            (stats.net.icmp_time_exceeded_out, stats.net.icmp_out),
+            (1, 1)
+        );
+        assert_eq!(stats.net.icmp_unreachables_out, 0);
     }
 }
 
@@ -190,12 +196,15 @@ fn fragments_that_hide_the_tcp_header_are_refused() {
                 assert_eq!((what, word, quoted), ([4, 3], 0, &all[0][14..]));
             }
         }
-        assert_eq!(raw_host.stats().no_ports + raw_host.stats().in_segs, 0);
+        assert_eq!(
+            raw_host.stats().tcp.no_ports + raw_host.stats().tcp.in_segs,
+            0
+        );
         if !v6 {
             // A fragment with the flags only, which would overwrite any others (RFC 3128).
-            let before = raw_host.stats().reassembly_fails;
+            let before = raw_host.stats().net.reassembly_fails;
             raw_host.give(vec![fragments(&syn, 8, 9)[1].clone()]);
-            assert_eq!(raw_host.stats().reassembly_fails, before + 1);
+            assert_eq!(raw_host.stats().net.reassembly_fails, before + 1);
         }
     }
 }
@@ -211,8 +220,8 @@ fn overlapping_fragments_make_nothing_rfc_5722() {
             [&narrow[..1], &wide[1..2], &narrow[1..], &wide[2..]].concat()
         };
         assert!(!raw_host.delivers(id, &pattern(1000), &overlapping));
-        assert_eq!(raw_host.stats().reassembly_oks, 0);
-        assert_eq!(raw_host.stats().reassembly_fails, 1);
+        assert_eq!(raw_host.stats().net.reassembly_oks, 0);
+        assert_eq!(raw_host.stats().net.reassembly_fails, 1);
         assert_eq!(raw_host.lab.net.hosts[1].held_fragments(), 0);
         assert!(
             raw_host.delivers(id, &pattern(1000), &cut(256)),
@@ -259,7 +268,7 @@ fn overlong_and_misaligned_fragments_are_refused() {
         } else {
             assert!(replies.is_empty() && reply_frames.is_empty());
         }
-        assert_eq!(raw_host.stats().reassembly_fails, 2);
+        assert_eq!(raw_host.stats().net.reassembly_fails, 2);
         assert_eq!(raw_host.lab.net.hosts[1].held_fragments(), 0);
     }
 }
@@ -272,7 +281,7 @@ fn segments_longer_than_our_mss_are_not_reassembled() {
         let fits = 1500 - 20 - if v6 { 48 } else { 20 };
         assert!(!raw_host.delivers(id, &pattern(fits + 1), &cut(512)));
         assert!(raw_host.delivers(id, &pattern(fits), &cut(512)));
-        assert_eq!(raw_host.stats().reassembly_fails, 1);
+        assert_eq!(raw_host.stats().net.reassembly_fails, 1);
     }
 }
 
@@ -280,8 +289,8 @@ fn segments_longer_than_our_mss_are_not_reassembled() {
 fn a_flood_of_first_fragments_is_bounded() {
     for v6 in [false, true] {
         let mut raw_host = RawHost::of(v6, |config| {
-            config.reassembly.max_datagrams = 16;
-            config.reassembly.max_fragments = 40;
+            config.net.reassembly.max_datagrams = 16;
+            config.net.reassembly.max_fragments = 40;
         });
         let id = raw_host.connect(&|frame| vec![frame]);
         let noise = raw_host.ends.udp([1, 2], &pattern(600));
@@ -297,8 +306,8 @@ fn a_flood_of_first_fragments_is_bounded() {
             }
         }
         let stats = raw_host.stats();
-        assert_eq!(stats.reassembly_oks, 20);
-        assert!(stats.reassembly_fails >= 2000 - 16);
+        assert_eq!(stats.net.reassembly_oks, 20);
+        assert!(stats.net.reassembly_fails >= 2000 - 16);
         let replies = raw_host.said();
         assert!(
             replies.len() < 60,
@@ -314,13 +323,13 @@ fn a_flood_of_first_fragments_is_bounded() {
 
 #[test]
 fn without_reassembly_fragments_are_dropped() {
-    let mut raw_host = RawHost::of(false, |config| config.reassembly.max_datagrams = 0);
+    let mut raw_host = RawHost::of(false, |config| config.net.reassembly.max_datagrams = 0);
     let frame = raw_host.ends.icmp([8, 0], [0; 4], &pattern(600));
     assert!(raw_host.answers(fragments(&frame, 256, 1)).is_empty());
     assert_eq!(
         (
-            raw_host.stats().reassembly_required,
-            raw_host.stats().reassembly_fails
+            raw_host.stats().net.reassembly_required,
+            raw_host.stats().net.reassembly_fails
         ),
         (3, 3)
     );
@@ -344,7 +353,7 @@ fn atomic_fragments_are_whole_datagrams() {
     assert_eq!(raw_host.lab.net.hosts[1].held_fragments(), 1);
     raw_host.said();
     assert_eq!(raw_host.answers(vec![behind(&frame, &[atomic])]).len(), 1);
-    assert_eq!(raw_host.stats().reassembly_required, 1);
+    assert_eq!(raw_host.stats().net.reassembly_required, 1);
 }
 
 /// RFC 6980.
@@ -355,7 +364,7 @@ fn neighbour_discovery_in_fragments_is_dropped() {
     let atomic: (u8, &[u8]) = (44, &[0, 0, 0, 0, 0, 0, 0, 7]);
     assert!(raw_host.answers(vec![behind(&frame, &[atomic])]).is_empty());
     assert!(raw_host.answers(fragments(&frame, 16, 8)).is_empty());
-    assert_eq!(raw_host.stats().martians, 2);
+    assert_eq!(raw_host.stats().net.martians, 2);
 }
 
 #[test]
@@ -416,7 +425,10 @@ fn fragments_to_groups_and_from_nobody_are_not_kept() {
             "{from} {to}"
         );
         assert_eq!(raw_host.lab.net.hosts[1].held_fragments(), 0);
-        assert_eq!(raw_host.stats().martians + raw_host.stats().not_for_us, 3);
+        assert_eq!(
+            raw_host.stats().net.martians + raw_host.stats().net.not_for_us,
+            3
+        );
     }
 }
 
@@ -427,7 +439,7 @@ fn one_worker_processes_a_datagram_all_received() {
         let worker = |count| {
             let steering = steering.clone();
             RawHost::of(v6, move |config| {
-                config.steering = Some(WorkerSteering {
+                config.net.steering = Some(WorkerSteering {
                     steering,
                     worker: count,
                 })

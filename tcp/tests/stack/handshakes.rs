@@ -158,7 +158,7 @@ fn text_on_a_syn_is_not_lost() {
 /// Connects host 0 to a peer that does not answer; returns the SYN that it sent.
 fn connecting() -> (Lab, ConnId, Seg) {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].syn_retries = 2;
+    configs[0].tcp.syn_retries = 2;
     let mut lab = Lab::with(configs);
     lab.connect();
     lab.lose(|from, _| from == 1);
@@ -279,10 +279,10 @@ fn every_configuration_has_secrets_of_its_own() {
         StackConfig::new([2, 0, 0, 0, 0, 1], vec![address])
     };
     let (one, other) = (new(), new());
-    assert_ne!(one.isn_key, other.isn_key);
-    assert_ne!(one.hash_key, other.hash_key);
-    assert_ne!(one.isn_key, one.hash_key);
-    assert_ne!(one.isn_key[..8], one.isn_key[8..]);
+    assert_ne!(one.tcp.isn_key, other.tcp.isn_key);
+    assert_ne!(one.tcp.hash_key, other.tcp.hash_key);
+    assert_ne!(one.tcp.isn_key, one.tcp.hash_key);
+    assert_ne!(one.tcp.isn_key[..8], one.tcp.isn_key[8..]);
     let now = siw_tcp::Instant::from_millis(1);
     assert!(Stack::<VecBuf, Vec<u8>>::new(one, now).is_ok());
 }

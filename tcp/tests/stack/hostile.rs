@@ -31,15 +31,15 @@ fn syn(sport: u16, dport: u16) -> Seg {
 #[test]
 fn a_syn_flood_is_bounded_by_the_backlog() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].syn_retries = 1;
-    configs[1].syn_cookies = false;
+    configs[1].tcp.syn_retries = 1;
+    configs[1].tcp.syn_cookies = false;
     let mut lab = Lab::with(configs);
     lab.net.hosts[1].listen(None, 80, 20, 0).unwrap();
     for port in 1..2000 {
         give(&mut lab, 1, syn(port, 80).frame());
     }
     assert_eq!(lab.net.hosts[1].connection_count(), 20);
-    assert!(lab.net.hosts[1].stats().listen_overflows > 1900);
+    assert!(lab.net.hosts[1].stats().tcp.listen_overflows > 1900);
     // The source of the flood never answers.
     lab.lose(|from, _| from == 0);
     lab.run_ms(10_000);
@@ -59,8 +59,8 @@ fn resets_of_unknown_segments_are_rate_limited() {
         give(&mut lab, 1, syn(port, 81).frame());
         lab.net.hosts[1].poll(lab.net.now, &mut lab.net.sinks[1]);
     }
-    assert_eq!(lab.net.hosts[1].stats().out_rsts, 1000);
-    assert_eq!(lab.net.hosts[1].stats().no_ports, 4999);
+    assert_eq!(lab.net.hosts[1].stats().tcp.out_rsts, 1000);
+    assert_eq!(lab.net.hosts[1].stats().tcp.no_ports, 4999);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn garbage_is_dropped_and_harms_no_other_flow() {
     got.extend(lab.read(1, server));
     assert_eq!(got[5..], sent);
     let stats = lab.net.hosts[1].stats();
-    assert!(stats.in_errs > 0 && stats.csum_errors > 0 && stats.not_for_us > 0);
+    assert!(stats.net.in_errs > 0 && stats.net.csum_errors > 0 && stats.net.not_for_us > 0);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn incomplete_fragments_and_martians_are_counted() {
     let checksum = sum(&frame[14..34], 0);
     frame[24..26].copy_from_slice(&checksum);
     give(&mut lab, 1, frame);
-    assert_eq!(lab.net.hosts[1].stats().reassembly_required, 1);
+    assert_eq!(lab.net.hosts[1].stats().net.reassembly_required, 1);
     // From our own address, received from the link (LAND).
     let mut frame = syn(80, 80).frame();
     frame[29] = 2;
@@ -138,14 +138,14 @@ fn incomplete_fragments_and_martians_are_counted() {
     let checksum = sum(&t2, pseudo);
     frame[50..52].copy_from_slice(&checksum);
     give(&mut lab, 1, frame);
-    assert_eq!(lab.net.hosts[1].stats().martians, 1);
+    assert_eq!(lab.net.hosts[1].stats().net.martians, 1);
     assert_eq!(lab.net.hosts[1].connection_count(), 0);
 }
 
 #[test]
 fn tiny_segments_cannot_pin_more_than_the_buffer_cap() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].max_recv_buffers = 64;
+    configs[1].tcp.max_recv_buffers = 64;
     let mut lab = Lab::with(configs);
     let [client, server] = lab.connect();
     lab.send(0, client, b"x");
@@ -159,9 +159,9 @@ fn tiny_segments_cannot_pin_more_than_the_buffer_cap() {
         segment.payload = vec![1];
         give(&mut lab, 1, segment.frame());
     }
-    assert!(lab.net.hosts[1].stats().rcv_q_drop >= 1900);
+    assert!(lab.net.hosts[1].stats().tcp.rcv_q_drop >= 1900);
     assert_eq!(
-        lab.net.hosts[1].stats().ofo_queue,
+        lab.net.hosts[1].stats().tcp.ofo_queue,
         63,
         "one buffer is in order"
     );
@@ -211,10 +211,13 @@ fn lost_arp_is_retried_until_unreachable() {
 #[test]
 fn off_link_peers_are_reached_through_the_gateway() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].gateway_v4 = Some("10.0.0.2".parse().unwrap());
+    configs[0].net.gateway_v4 = Some("10.0.0.2".parse().unwrap());
     // Host 1 acts as both the gateway and the remote peer.
-    configs[1].addresses.push("192.0.2.7/32".parse().unwrap());
-    configs[1].gateway_v4 = Some("10.0.0.1".parse().unwrap());
+    configs[1]
+        .net
+        .addresses
+        .push("192.0.2.7/32".parse().unwrap());
+    configs[1].net.gateway_v4 = Some("10.0.0.1".parse().unwrap());
     let mut lab = Lab::with(configs);
     let now = lab.net.now;
     lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
@@ -272,7 +275,7 @@ fn echo_is_answered_and_rate_limited() {
         give(&mut lab, 1, echo(b"x"));
         lab.net.hosts[1].poll(lab.net.now, &mut lab.net.sinks[1]);
     }
-    assert_eq!(lab.net.hosts[1].stats().icmp_out, 1000);
+    assert_eq!(lab.net.hosts[1].stats().net.icmp_out, 1000);
 }
 
 #[test]
@@ -295,7 +298,7 @@ fn ipv6_connects_by_ndp_or_fails_in_bounded_time() {
     lab.send(0, client, &pattern(100_000));
     lab.run_ms(20);
     assert_eq!(lab.read(1, server), pattern(100_000));
-    assert!(lab.net.hosts[0].stats().ndp_out >= 1 && lab.net.hosts[1].stats().ndp_in >= 1);
+    assert!(lab.net.hosts[0].stats().net.ndp_out >= 1 && lab.net.hosts[1].stats().net.ndp_in >= 1);
 }
 
 #[test]
@@ -308,7 +311,7 @@ fn neighbours_are_probed_while_a_connection_uses_them() {
         lab.run_ms(10);
         assert_eq!(lab.read(1, server), b"tick");
     }
-    assert!(lab.net.hosts[0].stats().arp_out >= 3);
+    assert!(lab.net.hosts[0].stats().net.arp_out >= 3);
     // The peer no longer answers ARP: the neighbour fails, the data waits, nothing panics.
     lab.lose(|_, _| true);
     lab.run_ms(40_000);
@@ -361,7 +364,7 @@ fn many_connections_open_close_and_leave_nothing() {
     let mut configs = [host_config(0), host_config(1)];
     configs
         .iter_mut()
-        .for_each(|config| config.max_connections = 300);
+        .for_each(|config| config.tcp.max_connections = 300);
     let mut lab = Lab::with(configs);
     lab.net.hosts[1].listen(None, 80, 300, 0).unwrap();
     for _ in 0..5 {
@@ -389,13 +392,13 @@ fn many_connections_open_close_and_leave_nothing() {
         lab.run_ms(20);
     }
     assert!(
-        lab.net.hosts[0].stats().time_wait_evicted > 0,
+        lab.net.hosts[0].stats().tcp.time_wait_evicted > 0,
         "TIME-WAIT gave way"
     );
     lab.net.run(Duration::from_secs(70), |_| false);
     for host in &lab.net.hosts {
         assert_eq!(host.connection_count(), 0);
         assert!(host.is_idle());
-        assert_eq!(host.stats().curr_estab, 0);
+        assert_eq!(host.stats().tcp.curr_estab, 0);
     }
 }

@@ -135,7 +135,7 @@ fn measure_goodput(seed: u64, loss: f64, congestion: CongestionControl) -> Goodp
     let mut configs = configs();
     configs
         .iter_mut()
-        .for_each(|config| config.congestion = congestion);
+        .for_each(|config| config.tcp.congestion = congestion);
     let size = 20_000_000;
     let mut transfer = Transfer::new(seed, configs, [forward, link], [size, 0]);
     // Records of many segments, so that segments are full.
@@ -154,9 +154,9 @@ fn measure_goodput(seed: u64, loss: f64, congestion: CongestionControl) -> Goodp
     let stats = transfer.net.hosts[0].stats();
     Goodput {
         gbps: size as f64 * 8.0 / seconds / 1e9,
-        lost: transfer.net.lost as f64 / stats.out_segs as f64,
+        lost: transfer.net.lost as f64 / stats.tcp.out_segs as f64,
         round_trip: round_trip.unwrap().as_secs_f64(),
-        timeouts: stats.timeouts,
+        timeouts: stats.tcp.timeouts,
     }
 }
 

@@ -35,7 +35,11 @@ fn receive(options: &[u8]) -> (bool, u64, u64) {
     lab.net.hosts[1].receive_burst(now, std::iter::once((frame, info)));
     let has_arrived = lab.read(1, server) == pattern(100);
     let stats = lab.net.hosts[1].stats();
-    (has_arrived, stats.source_routed, stats.header_errors)
+    (
+        has_arrived,
+        stats.net.source_routed,
+        stats.net.header_errors,
+    )
 }
 
 #[test]

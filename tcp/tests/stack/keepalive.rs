@@ -8,7 +8,7 @@ use siw_tcp_sim::host_config;
 
 fn lab() -> Lab {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].keepalive = Some(Keepalive {
+    configs[0].tcp.keepalive = Some(Keepalive {
         idle: Duration::from_secs(2),
         interval: Duration::from_secs(1),
         probes: 3,
@@ -29,7 +29,7 @@ fn an_overdue_probe_waits_for_data_in_flight() {
     }
     lab.collect();
     assert!(turns < 100, "{turns} turns in 100 s");
-    assert_eq!(lab.net.hosts[0].stats().keepalive_probes, 0);
+    assert_eq!(lab.net.hosts[0].stats().tcp.keepalive_probes, 0);
     assert_eq!(
         lab.net.hosts[0].tcp_info(a).unwrap().state,
         TcpState::Established
@@ -50,9 +50,9 @@ fn probes_go_on_after_data_was_acknowledged() {
     lab.lose(|_, _| false);
     lab.run_ms(5000);
     assert_eq!(lab.net.hosts[0].tcp_info(a).unwrap().in_flight, 0);
-    let before = lab.net.hosts[0].stats().keepalive_probes;
+    let before = lab.net.hosts[0].stats().tcp.keepalive_probes;
     lab.run_ms(10_000);
-    assert!(lab.net.hosts[0].stats().keepalive_probes - before >= 4);
+    assert!(lab.net.hosts[0].stats().tcp.keepalive_probes - before >= 4);
     lab.lose(|_, _| true);
     lab.run_ms(10_000);
     assert!(lab.got(0).contains(Events::TIMED_OUT));

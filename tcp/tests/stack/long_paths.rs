@@ -16,9 +16,9 @@ fn long_path_share() -> f64 {
     // As siwd with a pool of 16384 buffers.
     let mut configs = configs();
     for config in &mut configs {
-        config.recv_window = 1 << 20;
-        config.recv_window_doublings = 5;
-        config.max_held_buffers = 11_776;
+        config.tcp.recv_window = 1 << 20;
+        config.tcp.recv_window_doublings = 5;
+        config.tcp.max_held_buffers = 11_776;
     }
     let mut net = SimNet::<Pattern>::new(7, configs, [link; 2]);
     net.hosts[1].listen(None, 80, 4, 0).unwrap();
@@ -65,9 +65,9 @@ fn no_small_segment_in_the_window_is_refused() {
         let mut configs = [host_config(0), host_config(1)];
         // The limit of one connection, or of all together, of which there is one.
         if is_common {
-            configs[1].max_held_buffers = 1024;
+            configs[1].tcp.max_held_buffers = 1024;
         } else {
-            configs[1].max_recv_buffers = 1024;
+            configs[1].tcp.max_recv_buffers = 1024;
         }
         let mut lab = Lab::with(configs);
         let [_, server] = lab.connect();
@@ -88,7 +88,7 @@ fn no_small_segment_in_the_window_is_refused() {
             lab.net.poll();
         }
         let host = &lab.net.hosts[1];
-        assert_eq!(host.stats().rcv_q_drop, 0, "{len} bytes, {is_common}");
+        assert_eq!(host.stats().tcp.rcv_q_drop, 0, "{len} bytes, {is_common}");
         assert_eq!(host.tcp_info(server).unwrap().readable, sent);
         assert!(host.held_buffers() <= 1024, "{}", host.held_buffers());
         let read = lab.read(1, server);

@@ -14,9 +14,9 @@ fn is_arp(frame: &[u8]) -> bool {
 /// Two hosts with an idle connection; host 0 has forgotten its neighbour, and no ARP gets through.
 fn forgotten(user_timeout: u64) -> (Lab, [ConnId; 2]) {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].user_timeout = Duration::from_secs(user_timeout);
-    configs[0].orphan_timeout = configs[0].user_timeout;
-    configs[0].neighbours.reachable = Duration::from_millis(100);
+    configs[0].tcp.user_timeout = Duration::from_secs(user_timeout);
+    configs[0].tcp.orphan_timeout = configs[0].tcp.user_timeout;
+    configs[0].net.neighbours.reachable = Duration::from_millis(100);
     let mut lab = Lab::with(configs);
     let ids = lab.connect();
     // An entry unused for ten times as long as it is reachable is removed.
@@ -39,18 +39,18 @@ fn turns(lab: &mut Lab, ms: u64) -> u32 {
 #[test]
 fn data_for_a_silent_neighbour_times_out() {
     let (mut lab, [a, _]) = forgotten(60);
-    let before = lab.net.hosts[0].stats().arp_out;
+    let before = lab.net.hosts[0].stats().net.arp_out;
     lab.send(0, a, b"data");
     let busy = turns(&mut lab, 59_000);
     let info = lab.net.hosts[0].tcp_info(a).unwrap();
     assert_eq!((info.state, info.in_flight), (TcpState::Established, 0));
     assert!(busy < 200, "{busy} turns in a minute");
     // One request per second (RFC 1122 section 2.3.2.1).
-    let asked = lab.net.hosts[0].stats().arp_out - before;
+    let asked = lab.net.hosts[0].stats().net.arp_out - before;
     assert!((55..=60).contains(&asked), "{asked} ARP requests");
     lab.run_ms(2000);
     assert!(lab.got(0).contains(Events::TIMED_OUT | Events::CLOSED));
-    assert_eq!(lab.net.hosts[0].stats().abort_on_timeout, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.abort_on_timeout, 1);
     lab.net.hosts[0].release(lab.net.now, a);
     assert!(lab.net.hosts[0].is_idle() || turns(&mut lab, 10_000) < 20);
     assert_eq!(lab.net.hosts[0].connection_count(), 0);
@@ -63,10 +63,10 @@ fn a_fin_for_a_silent_neighbour_ends_with_its_orphan() {
     let busy = turns(&mut lab, 62_000);
     assert_eq!(lab.net.hosts[0].connection_count(), 0);
     assert!(busy < 200, "{busy} turns in a minute");
-    let asked = lab.net.hosts[0].stats().arp_out;
+    let asked = lab.net.hosts[0].stats().net.arp_out;
     lab.run_ms(100_000);
     assert_eq!(
-        lab.net.hosts[0].stats().arp_out,
+        lab.net.hosts[0].stats().net.arp_out,
         asked,
         "nobody asks any more"
     );

@@ -240,7 +240,7 @@ fn each_timeout_is_followed_by_at_most_one_retransmission_for_claims() {
 #[test]
 fn a_dead_entry_is_asked_for_again_while_data_waits() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].neighbours.reachable = Duration::from_millis(100);
+    configs[1].net.neighbours.reachable = Duration::from_millis(100);
     let mut lab = Lab::with(configs);
     let [a, b] = lab.connect();
     lab.run_ms(500);
@@ -281,7 +281,7 @@ fn a_reused_slot_ignores_the_old_neighbour_lookup() {
     assert_eq!(host.connection_count(), 1, "in the same slot");
     // Three requests, a second apart, are not answered.
     lab.run_ms(4000);
-    assert_eq!(lab.net.hosts[0].stats().neighbour_failures, 1);
+    assert_eq!(lab.net.hosts[0].stats().net.neighbour_failures, 1);
     assert!(!lab.got(0).contains(Events::UNREACHABLE));
     assert!(lab.net.hosts[0].tcp_info(id).is_some());
 }
@@ -289,7 +289,7 @@ fn a_reused_slot_ignores_the_old_neighbour_lookup() {
 /// Processor time of `count` connects that wait for one neighbour, whose answer completes them all.
 fn waiting(count: usize) -> Duration {
     let mut config = host_config(0);
-    config.max_connections = count;
+    config.tcp.max_connections = count;
     let now = Instant::from_millis(1);
     let mut host = Host::new(config, now).unwrap();
     let mut peer = Host::new(host_config(1), now).unwrap();
@@ -328,7 +328,7 @@ fn waiting_for_a_neighbour_costs_constant_work() {
 #[test]
 fn a_time_wait_gives_way_as_soon_as_it_has_no_owner() {
     let mut config = host_config(0);
-    config.max_connections = 2;
+    config.tcp.max_connections = 2;
     let mut lab = Lab::with([config, host_config(1)]);
     lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
     let to = "10.0.0.2:80".parse().unwrap();
@@ -353,6 +353,6 @@ fn a_time_wait_gives_way_as_soon_as_it_has_no_owner() {
     assert!(host.connect(now, None, None, to, 0).is_err());
     host.release(now, ids[1]);
     assert!(host.connect(now, None, None, to, 0).is_ok());
-    assert_eq!(host.stats().time_wait_evicted, 1);
+    assert_eq!(host.stats().tcp.time_wait_evicted, 1);
     assert!(host.tcp_info(ids[0]).is_some(), "the other is not touched");
 }

@@ -17,8 +17,8 @@ const TSO: TsoLimits = TsoLimits {
 };
 
 fn with_tso(mut config: StackConfig) -> StackConfig {
-    config.tx_checksum = false;
-    config.tso = Some(TSO);
+    config.tcp.tx_checksum = false;
+    config.tcp.tso = Some(TSO);
     config
 }
 
@@ -32,8 +32,8 @@ fn full_segments_use_tso_and_losses_resend_singly() {
         transfer.connect(v6);
         assert!(transfer.run(std::time::Duration::from_secs(20)));
         let stats = transfer.net.hosts[0].stats();
-        assert!(stats.tso_frames > 50, "{stats:?}");
-        assert!(stats.frames_out < stats.out_segs);
+        assert!(stats.tcp.tso_frames > 50, "{stats:?}");
+        assert!(stats.net.frames_out < stats.tcp.out_segs);
         let largest = transfer.net.sinks[0].largest;
         assert!(largest > 10_000 && largest <= TSO.max_bytes, "{largest}");
         transfer.check_boundaries();
@@ -45,7 +45,7 @@ fn full_segments_use_tso_and_losses_resend_singly() {
 fn records_that_nearly_fill_segments_use_tso() {
     for (mtu, tso) in [(1450, true), (8950, true), (1450, false), (8950, false)] {
         let configs = configs().map(|mut config| {
-            config.mtu = mtu;
+            config.net.mtu = mtu;
             if tso { with_tso(config) } else { config }
         });
         let link = Impairment::perfect(micros(50));
@@ -57,12 +57,12 @@ fn records_that_nearly_fill_segments_use_tso() {
         let stats = transfer.net.hosts[0].stats();
         println!(
             "MTU {mtu}: {} super-segments, {} frames",
-            stats.tso_frames, stats.frames_out
+            stats.tcp.tso_frames, stats.net.frames_out
         );
         assert_eq!(emss % 4, 2);
         let largest = transfer.net.sinks[0].largest;
         assert!(
-            tso == (stats.tso_frames > 50 && largest > 5 * emss.min(5000)),
+            tso == (stats.tcp.tso_frames > 50 && largest > 5 * emss.min(5000)),
             "{stats:?}"
         );
         transfer.check_boundaries();
@@ -83,11 +83,11 @@ fn a_port_that_loses_super_segments_stops_tso() {
         let stats = transfer.net.hosts[0].stats();
         println!(
             "{done} after {time:.3} s, {} sent again",
-            stats.retrans_segs
+            stats.tcp.retrans_segs
         );
         assert!(done && time < 2.0, "{time}");
-        assert_eq!(stats.tso_stopped, 1);
-        assert!(stats.retrans_segs < 2_000, "{}", stats.retrans_segs);
+        assert_eq!(stats.tcp.tso_stopped, 1);
+        assert!(stats.tcp.retrans_segs < 2_000, "{}", stats.tcp.retrans_segs);
         assert!(transfer.net.hosts[0].take_tso_failure());
         assert!(!transfer.net.hosts[0].take_tso_failure());
     }
@@ -120,23 +120,23 @@ fn losses_and_outages_of_a_path_do_not_stop_tso() {
         let name = format!("{loss} {period_ms}");
         println!(
             "{name}: {} timeouts, {} black holes",
-            stats.timeouts, stats.black_holes
+            stats.tcp.timeouts, stats.tcp.black_holes
         );
         assert!(done, "{name}");
-        assert_eq!(stats.tso_stopped, 0, "{name}");
+        assert_eq!(stats.tcp.tso_stopped, 0, "{name}");
         // Losses of single segments in a row may look like a black hole.
-        assert!(loss > 0.0 || stats.black_holes == 0, "{name}");
-        assert!(period_ms == 0 || stats.timeouts > 2, "{name}");
+        assert!(loss > 0.0 || stats.tcp.black_holes == 0, "{name}");
+        assert!(period_ms == 0 || stats.tcp.timeouts > 2, "{name}");
     }
 }
 
 #[test]
 fn a_configuration_that_cannot_work_is_refused() {
     let mut config = with_tso(host_config(0));
-    config.tx_checksum = true;
+    config.tcp.tx_checksum = true;
     assert!(Stack::<Chain, Pattern>::new(config.clone(), Instant(1)).is_err());
-    config.tx_checksum = false;
-    config.tso = Some(TsoLimits {
+    config.tcp.tx_checksum = false;
+    config.tcp.tso = Some(TsoLimits {
         max_segments: 40,
         max_bytes: 70_000,
     });
@@ -222,7 +222,7 @@ fn super_segments_carry_whole_records() {
     let start = Instant::from_millis(1000);
     let mut hosts = [0, 1].map(|i| {
         let mut config = with_tso(host_config(i));
-        config.initial_window = 100;
+        config.tcp.initial_window = 100;
         Stack::<Chain, Pattern>::new(config, start).unwrap()
     });
     hosts[1].listen(None, 80, 4, 0).unwrap();
@@ -282,8 +282,8 @@ fn super_segments_carry_whole_records() {
         ],
         "each segment but the last of a super-segment is full"
     );
-    assert!(hosts[0].is_idle() && hosts[0].stats().retrans_segs == 0);
-    let acks = hosts[1].stats().pure_acks_out;
+    assert!(hosts[0].is_idle() && hosts[0].stats().tcp.retrans_segs == 0);
+    let acks = hosts[1].stats().tcp.pure_acks_out;
     assert!(acks <= 2, "a chain is acknowledged at once: {acks}");
 }
 
@@ -314,10 +314,10 @@ fn checksums_left_to_an_offload_have_a_counter_of_their_own() {
             host.receive_burst(Instant(2), std::iter::once((frame.into(), info)));
             let stats = host.stats();
             [
-                stats.csum_errors,
-                stats.offloaded_checksums,
-                stats.passive_opens,
-                stats.in_segs,
+                stats.net.csum_errors,
+                stats.net.offloaded_checksums,
+                stats.tcp.passive_opens,
+                stats.tcp.in_segs,
             ]
         };
         let mut partial = syn.clone();
@@ -365,6 +365,6 @@ fn packets_longer_than_their_frames_have_counters_of_their_own() {
         host.receive_burst(Instant(2), std::iter::once((frame.into(), info)));
     }
     let stats = host.stats();
-    assert_eq!((stats.offloaded_segments, stats.in_errs), (1, 1));
-    assert_eq!(stats.offload_drops(), 1);
+    assert_eq!((stats.net.offloaded_segments, stats.net.in_errs), (1, 1));
+    assert_eq!(stats.net.offload_drops(), 1);
 }

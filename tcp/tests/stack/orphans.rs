@@ -12,9 +12,9 @@ const WINDOW: usize = 8192;
 /// Host 1 offers a small window; host 0 gives up after 10 s.
 fn configs() -> [StackConfig; 2] {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].orphan_timeout = Duration::from_secs(10);
-    configs[0].time_wait = Duration::from_secs(2);
-    configs[1].recv_window = WINDOW as u32;
+    configs[0].tcp.orphan_timeout = Duration::from_secs(10);
+    configs[0].tcp.time_wait = Duration::from_secs(2);
+    configs[1].tcp.recv_window = WINDOW as u32;
     configs
 }
 
@@ -42,11 +42,11 @@ fn a_peer_with_a_closed_window_holds_no_orphan() {
     let [_, b] = blocked(&mut lab);
     lab.run_ms(9000);
     assert_eq!(lab.net.hosts[0].connection_count(), 1);
-    assert!(lab.net.hosts[0].stats().zero_window_probes > 2);
+    assert!(lab.net.hosts[0].stats().tcp.zero_window_probes > 2);
     lab.run_ms(1500);
     assert_eq!(lab.net.hosts[0].connection_count(), 0);
     assert!(events_of(&lab, 1, b).contains(Events::RESET));
-    assert_eq!(lab.net.hosts[0].stats().abort_on_timeout, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.abort_on_timeout, 1);
     assert!(lab.net.hosts[0].is_idle());
 }
 
@@ -65,7 +65,7 @@ fn an_orphan_that_its_peer_reads_delivers_everything() {
     lab.net.hosts[1].release(lab.net.now, b);
     lab.run_ms(3000);
     for host in &lab.net.hosts {
-        assert_eq!((host.connection_count(), host.stats().out_rsts), (0, 0));
+        assert_eq!((host.connection_count(), host.stats().tcp.out_rsts), (0, 0));
     }
 }
 
@@ -138,7 +138,7 @@ fn closing_and_last_ack_have_a_deadline() {
 #[test]
 fn the_oldest_orphan_gives_way_to_a_connection() {
     let mut configs = configs();
-    configs[0].max_connections = 4;
+    configs[0].tcp.max_connections = 4;
     let mut lab = Lab::with(configs);
     let [honest, honest_peer] = lab.connect();
     let orphans: Vec<_> = (0..3).map(|_| blocked(&mut lab)[1]).collect();
@@ -148,7 +148,10 @@ fn the_oldest_orphan_gives_way_to_a_connection() {
         lab.net.hosts[0].connect(now, None, None, to, 0).unwrap();
         lab.run_ms(5);
         assert!(events_of(&lab, 1, *orphan).contains(Events::RESET));
-        assert_eq!(lab.net.hosts[0].stats().orphans_evicted, turn as u64 + 1);
+        assert_eq!(
+            lab.net.hosts[0].stats().tcp.orphans_evicted,
+            turn as u64 + 1
+        );
     }
     assert!(lab.net.hosts[0].connect(now, None, None, to, 0).is_err());
     lab.send(0, honest, b"still here");
@@ -159,7 +162,7 @@ fn the_oldest_orphan_gives_way_to_a_connection() {
 #[test]
 fn a_listener_gets_the_slot_of_an_orphan_too() {
     let mut configs = configs();
-    configs[0].max_connections = 1;
+    configs[0].tcp.max_connections = 1;
     let mut lab = Lab::with(configs);
     let [_, orphan] = blocked(&mut lab);
     let now = lab.net.now;
@@ -174,7 +177,7 @@ fn a_listener_gets_the_slot_of_an_orphan_too() {
 #[test]
 fn a_time_wait_gives_way_before_an_orphan() {
     let mut configs = configs();
-    configs[0].max_connections = 2;
+    configs[0].tcp.max_connections = 2;
     let mut lab = Lab::with(configs);
     let [_, orphan] = blocked(&mut lab);
     let [a, b] = lab.connect();
@@ -184,7 +187,10 @@ fn a_time_wait_gives_way_before_an_orphan() {
     lab.run_ms(5);
     lab.connect();
     let stats = lab.net.hosts[0].stats();
-    assert_eq!((stats.time_wait_evicted, stats.orphans_evicted), (1, 0));
+    assert_eq!(
+        (stats.tcp.time_wait_evicted, stats.tcp.orphans_evicted),
+        (1, 0)
+    );
     assert!(!events_of(&lab, 1, orphan).contains(Events::RESET));
 }
 

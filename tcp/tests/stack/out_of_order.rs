@@ -12,7 +12,7 @@ fn transfer(seed: u64, show: bool) -> Transfer {
     link.jitter = micros(80);
     link.duplicate = 0.02;
     let configs = configs().map(|mut config| {
-        config.show_out_of_order = show;
+        config.tcp.show_out_of_order = show;
         config
     });
     let mut transfer = Transfer::new(seed, configs, [link; 2], [300_000, 100_000]);

@@ -69,7 +69,7 @@ fn packet_too_big_resegments_data_in_flight() {
     lab.run_ms(20);
     assert_eq!(lab.read(1, server), data);
     let stats = lab.net.hosts[0].stats();
-    assert_eq!((stats.timeouts, stats.pmtu_reductions), (0, 1));
+    assert_eq!((stats.tcp.timeouts, stats.tcp.pmtu_reductions), (0, 1));
     // Another connection starts with the narrow size; after ten minutes the full size is probed.
     let [opener, _] = lab.connect();
     assert_eq!(lab.net.hosts[0].effective_mss(opener), 1200 - 52);
@@ -117,7 +117,7 @@ fn a_black_hole_is_found_by_silence_rfc_8899() {
         (true, 600, 576 - 52),
     ] {
         let mut configs = [host_config(0), host_config(1)];
-        configs.iter_mut().for_each(|config| config.sack = sack);
+        configs.iter_mut().for_each(|config| config.tcp.sack = sack);
         let mut lab = Lab::with(configs);
         let [client, server] = lab.connect();
         hole(&mut lab, mtu);
@@ -125,7 +125,7 @@ fn a_black_hole_is_found_by_silence_rfc_8899() {
         lab.run_ms(2_000);
         assert_eq!(lab.read(1, server), data);
         assert_eq!(lab.net.hosts[0].effective_mss(client), narrow);
-        let holes = lab.net.hosts[0].stats().black_holes;
+        let holes = lab.net.hosts[0].stats().tcp.black_holes;
         assert!(holes >= 1);
         assert!(lab.got(0).contains(Events::MSS_CHANGED));
         let [opener, _] = lab.connect();
@@ -143,16 +143,16 @@ fn a_black_hole_is_found_by_silence_rfc_8899() {
         lab.run_ms(2_000);
         assert_eq!(lab.read(1, server), data);
         assert_eq!(lab.net.hosts[0].effective_mss(client), narrow);
-        assert!(lab.net.hosts[0].stats().black_holes > holes);
+        assert!(lab.net.hosts[0].stats().tcp.black_holes > holes);
         // Now it is whole.
         lab.lose(|_, _| false);
         lab.run_ms(602_000);
-        let timeouts = lab.net.hosts[0].stats().timeouts;
+        let timeouts = lab.net.hosts[0].stats().tcp.timeouts;
         let data = push(&mut lab, client, &[1448; 8]);
         lab.run_ms(100);
         assert_eq!(lab.read(1, server), data);
         assert_eq!(lab.net.hosts[0].effective_mss(client), 1448);
-        assert_eq!(lab.net.hosts[0].stats().timeouts, timeouts);
+        assert_eq!(lab.net.hosts[0].stats().tcp.timeouts, timeouts);
     }
 }
 
@@ -172,7 +172,7 @@ fn outages_of_50_ms_are_no_black_holes() {
             (0..2).for_each(|host| net.set_link(host, link));
         });
         let stats = transfer.net.hosts[0].stats();
-        let (timeouts, holes) = (stats.timeouts, stats.black_holes);
+        let (timeouts, holes) = (stats.tcp.timeouts, stats.tcp.black_holes);
         println!("{delay_us} us: {timeouts} timeouts, {holes} black holes");
         let time = transfer.net.now - start;
         assert!(done, "{time:?}");
@@ -184,7 +184,7 @@ fn outages_of_50_ms_are_no_black_holes() {
 #[test]
 fn jumbo_frames_shrink_under_load_and_no_byte_is_lost() {
     let mut configs = [host_config(0), host_config(1)];
-    configs.iter_mut().for_each(|config| config.mtu = 9000);
+    configs.iter_mut().for_each(|config| config.net.mtu = 9000);
     let mut lab = Lab::with(configs);
     let [client, server] = lab.connect();
     let mut sent = vec![];

@@ -12,7 +12,7 @@ const MSS: usize = 1448;
 /// A lab whose sender may send `segments` segments at once, and its connection.
 fn lab_with_sender(segments: u32) -> (Lab, [ConnId; 2]) {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].initial_window = segments;
+    configs[0].tcp.initial_window = segments;
     lab_with_configs(configs)
 }
 
@@ -97,11 +97,11 @@ fn up_to_3_losses_in_a_window_cost_no_timeout() {
                 let took = until_read(&mut lab, peer, data.len(), start);
                 assert_eq!(lab.read(1, peer), data, "{lost:?}");
                 let stats = lab.net.hosts[0].stats();
-                assert_eq!(stats.timeouts, 0, "{lost:?}");
+                assert_eq!(stats.tcp.timeouts, 0, "{lost:?}");
                 assert!(
-                    stats.retrans_segs <= lost.len() as u64 + stats.tlp_probes,
+                    stats.tcp.retrans_segs <= lost.len() as u64 + stats.tcp.tlp_probes,
                     "{lost:?}: {} retransmissions",
-                    stats.retrans_segs
+                    stats.tcp.retrans_segs
                 );
                 assert!(took < Duration::from_millis(5), "{lost:?}: {took:?}");
             }
@@ -116,7 +116,7 @@ fn a_retransmission_gets_a_full_rto() {
     // is sent, and not restarted by its retransmission, fires before the ACK can arrive.
     for rtt_us in [2_600, 3_500, 4_400, 4_800] {
         let mut configs = [host_config(0), host_config(1)];
-        configs[0].initial_window = 12;
+        configs[0].tcp.initial_window = 12;
         let mut lab = Lab::with(configs);
         let half = Impairment::perfect(Duration::from_micros(rtt_us / 2));
         (0..2).for_each(|from| lab.net.set_link(from, half));
@@ -138,7 +138,11 @@ fn a_retransmission_gets_a_full_rto() {
         let took = until_read(&mut lab, peer, data.len(), start);
         assert_eq!(lab.read(1, peer), data);
         let stats = lab.net.hosts[0].stats();
-        assert_eq!((stats.timeouts, stats.fast_retrans), (0, 1), "{rtt_us} us");
+        assert_eq!(
+            (stats.tcp.timeouts, stats.tcp.fast_retrans),
+            (0, 1),
+            "{rtt_us} us"
+        );
         assert!(
             took < Duration::from_micros(2 * rtt_us),
             "{rtt_us} us: {took:?}"
@@ -159,7 +163,11 @@ fn a_tail_loss_probe_repairs_before_the_timeout() {
         assert_eq!(lab.read(1, peer), data);
         assert!(took < Duration::from_millis(4), "{lost:?}: {took:?}");
         let stats = lab.net.hosts[0].stats();
-        assert_eq!((stats.timeouts, stats.tlp_probes), (0, 1), "{lost:?}");
+        assert_eq!(
+            (stats.tcp.timeouts, stats.tcp.tlp_probes),
+            (0, 1),
+            "{lost:?}"
+        );
     }
 }
 
@@ -172,7 +180,7 @@ fn a_probe_prefers_new_data_rfc_8985_7_3() {
     lab.run_ms(100);
     assert_eq!(lab.read(1, peer), data);
     let stats = lab.net.hosts[0].stats();
-    assert!(stats.tlp_probes >= 1 && before < 30);
+    assert!(stats.tcp.tlp_probes >= 1 && before < 30);
     let probe = lab
         .seen
         .borrow()
@@ -201,10 +209,14 @@ fn a_probe_that_repairs_a_loss_reduces_cwnd() {
     push(&mut lab, id, 10);
     lab.run_ms(10);
     let before = lab.net.hosts[0].tcp_info(id).unwrap().cwnd;
-    assert_eq!(lab.net.hosts[0].stats().tlp_recoveries, 0, "not known yet");
+    assert_eq!(
+        lab.net.hosts[0].stats().tcp.tlp_recoveries,
+        0,
+        "not known yet"
+    );
     push(&mut lab, id, 1);
     lab.run_ms(10);
-    assert_eq!(lab.net.hosts[0].stats().tlp_recoveries, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.tlp_recoveries, 1);
     assert!(lab.net.hosts[0].tcp_info(id).unwrap().cwnd < before);
 }
 
@@ -227,10 +239,14 @@ fn a_needless_probe_seen_by_d_sack_costs_nothing() {
     lab.run_ms(20);
     let stats = lab.net.hosts[0].stats();
     assert_eq!(
-        (stats.tlp_probes, stats.tlp_recoveries, stats.timeouts),
+        (
+            stats.tcp.tlp_probes,
+            stats.tcp.tlp_recoveries,
+            stats.tcp.timeouts
+        ),
         (1, 0, 0)
     );
-    assert_eq!(stats.dsacks_in, 1);
+    assert_eq!(stats.tcp.dsacks_in, 1);
     let block = lab
         .seen
         .borrow()
@@ -301,8 +317,8 @@ fn a_lost_retransmission_is_resent_without_timeout() {
     lab.run_ms(100);
     assert_eq!(lab.read(1, peer), data);
     let stats = lab.net.hosts[0].stats();
-    assert_eq!(stats.timeouts, 0);
-    assert!(stats.lost_retransmit >= 1);
+    assert_eq!(stats.tcp.timeouts, 0);
+    assert!(stats.tcp.lost_retransmit >= 1);
 }
 
 /// RFC 6675 section 6.
@@ -311,7 +327,7 @@ fn sacks_reveal_a_lost_retransmission() {
     // The shortest timeout is the round trip plus half of it. The first segment and its retransmission
     // are lost; segments sent most of a round trip after the retransmission reveal the loss.
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].initial_window = 16;
+    configs[0].tcp.initial_window = 16;
     let mut lab = Lab::with(configs);
     let half = Impairment::perfect(Duration::from_millis(5));
     (0..2).for_each(|from| lab.net.set_link(from, half));
@@ -339,7 +355,11 @@ fn sacks_reveal_a_lost_retransmission() {
     assert_eq!(lab.read(1, peer), data);
     let stats = lab.net.hosts[0].stats();
     assert_eq!(
-        (stats.timeouts, stats.lost_retransmit, stats.retrans_segs),
+        (
+            stats.tcp.timeouts,
+            stats.tcp.lost_retransmit,
+            stats.tcp.retrans_segs
+        ),
         (0, 1, 2),
         "{took:?}"
     );
@@ -360,22 +380,25 @@ fn reordering_widens_the_rack_window() {
         lab.run_ms(5);
         got.extend(lab.read(1, peer));
         if round == 20 {
-            early = lab.net.hosts[0].stats().retrans_segs;
+            early = lab.net.hosts[0].stats().tcp.retrans_segs;
         }
     }
     assert_eq!(got, sent);
     let stats = lab.net.hosts[0].stats();
-    assert!(lab.net.hosts[1].stats().ofo_queue > 500, "it does reorder");
+    assert!(
+        lab.net.hosts[1].stats().tcp.ofo_queue > 500,
+        "it does reorder"
+    );
     println!(
         "{early} then {} needless retransmissions",
-        stats.retrans_segs - early
+        stats.tcp.retrans_segs - early
     );
     assert!(
-        stats.retrans_segs - early <= 8,
+        stats.tcp.retrans_segs - early <= 8,
         "{} of 780 repeated for nothing",
-        stats.retrans_segs - early
+        stats.tcp.retrans_segs - early
     );
-    assert_eq!(stats.timeouts, 0);
+    assert_eq!(stats.tcp.timeouts, 0);
 }
 
 #[test]
@@ -396,7 +419,10 @@ fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
     lab.run_ms(100);
     assert_eq!(lab.read(1, peer), data);
     let stats = lab.net.hosts[0].stats();
-    assert!(stats.timeouts >= 1 && stats.spurious == 1, "{stats:?}");
+    assert!(
+        stats.tcp.timeouts >= 1 && stats.tcp.spurious == 1,
+        "{stats:?}"
+    );
     let after = lab.net.hosts[0].tcp_info(id).unwrap();
     assert!(after.cwnd >= before.cwnd && after.ssthresh == before.ssthresh);
 }
@@ -407,7 +433,7 @@ fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
 fn a_loss_before_an_outage_waits_for_one_timeout() {
     const OUTAGE: u64 = 8000;
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].rto_max = Duration::from_secs(1);
+    configs[0].tcp.rto_max = Duration::from_secs(1);
     let (mut lab, [id, peer]) = lab_with_configs(configs);
     // The sixth segment is lost, and every ACK for the others.
     let mut sent = 0;
@@ -429,7 +455,7 @@ fn a_loss_before_an_outage_waits_for_one_timeout() {
     let time = until_read_within(&mut lab, peer, data.len(), Duration::from_secs(20));
     assert!(time < Duration::from_millis(2200), "{time:?}");
     assert_eq!(lab.read(1, peer), data);
-    assert_eq!(lab.net.hosts[0].stats().spurious, 1);
+    assert_eq!(lab.net.hosts[0].stats().tcp.spurious, 1);
 }
 
 #[test]
@@ -448,7 +474,7 @@ fn a_lost_fin_is_probed_too() {
     lab.run_ms(5);
     assert!(lab.got(1).contains(siw_tcp::Events::PEER_FIN));
     let stats = lab.net.hosts[0].stats();
-    assert_eq!((stats.tlp_probes, stats.timeouts), (1, 0));
+    assert_eq!((stats.tcp.tlp_probes, stats.tcp.timeouts), (1, 0));
 }
 
 /// Each retransmission is counted under one cause, for its connection and for the stack.
@@ -458,10 +484,10 @@ fn retransmissions_are_counted_by_cause() {
         let host = &lab.net.hosts[0];
         let info = host.tcp_info(id).unwrap();
         let (counts, stats) = (info.retransmissions, host.stats());
-        assert_eq!(u64::from(counts.timeout), stats.slow_start_retrans);
-        assert_eq!(u64::from(counts.fast), stats.fast_retrans);
-        assert_eq!(u64::from(counts.tail_probe), stats.tail_retrans);
-        assert_eq!(u64::from(counts.total()), stats.retrans_segs);
+        assert_eq!(u64::from(counts.timeout), stats.tcp.slow_start_retrans);
+        assert_eq!(u64::from(counts.fast), stats.tcp.fast_retrans);
+        assert_eq!(u64::from(counts.tail_probe), stats.tcp.tail_retrans);
+        assert_eq!(u64::from(counts.total()), stats.tcp.retrans_segs);
         assert_eq!(info.retransmitted_in_flight, 0, "all is acknowledged");
         counts
     };
@@ -487,7 +513,7 @@ fn retransmissions_are_counted_by_cause() {
     assert_eq!(counts(&lab, id), expected);
     // And the probe is lost too.
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].max_connections = 1;
+    configs[0].tcp.max_connections = 1;
     let (mut lab, [id, _]) = lab_with_configs(configs);
     lose_twice(&mut lab);
     push(&mut lab, id, 1);

@@ -50,7 +50,7 @@ fn receive(stack: &mut TestStack, frame: &[u8]) {
 fn a_datagram_arrives_as_it_was_sent_and_can_be_handed_on_whole() {
     for vlan in [None, Some(5)] {
         for (from, to, ip_len) in [("10.0.0.1", "10.0.0.2", 20), ("fd00::1", "fd00::2", 40)] {
-            let tag = |config: &mut StackConfig| config.vlan = vlan;
+            let tag = |config: &mut StackConfig| config.net.vlan = vlan;
             let (mut a, mut b) = (new_stack(0, tag), new_stack(1, tag));
             let frame = send(&mut a, &path(from, to), b"datagram");
             receive(&mut b, &frame);
@@ -67,7 +67,7 @@ fn a_datagram_arrives_as_it_was_sent_and_can_be_handed_on_whole() {
             assert_eq!((class, limit), (0x2a, 7));
             assert_eq!(datagram.into_frame().unwrap().as_slice(), frame);
             assert!(!b.has_roce_datagrams());
-            assert_eq!(b.stats().unknown_protocols, 0);
+            assert_eq!(b.stats().net.unknown_protocols, 0);
         }
     }
 }
@@ -109,12 +109,12 @@ fn wrong_and_foreign_datagrams_are_counted_and_dropped() {
         wrong[14 + 20 + 5] = len;
         receive(&mut b, &wrong);
     }
-    assert_eq!(b.stats().in_errs, 2);
+    assert_eq!(b.stats().net.in_errs, 2);
     let spoofed = send(&mut a, &path("10.0.0.2", "10.0.0.2"), b"");
     receive(&mut b, &spoofed);
     let foreign = send(&mut a, &path("10.0.0.1", "10.0.0.9"), b"");
     receive(&mut b, &foreign);
-    assert_eq!(b.stats().martians, 2);
+    assert_eq!(b.stats().net.martians, 2);
     for len in 0..frame.len() {
         receive(&mut b, &frame[..len]);
     }
@@ -123,6 +123,6 @@ fn wrong_and_foreign_datagrams_are_counted_and_dropped() {
     for _ in 0..2000 {
         receive(&mut b, &frame);
     }
-    assert!(b.stats().control_drops >= 900);
+    assert!(b.stats().net.control_drops >= 900);
     assert_eq!(b.owner_of_datagrams(7), None, "there is one worker");
 }

@@ -51,9 +51,9 @@ fn pair(source: &str, next_hop: &str) -> Option<(String, String)> {
 #[test]
 fn the_longest_prefix_decides_the_route_and_source() {
     let mut config = host_config(0);
-    config.addresses.push("172.16.0.1/16".parse().unwrap());
-    config.gateway_v4 = Some("10.0.0.254".parse().unwrap());
-    config.routes = vec![
+    config.net.addresses.push("172.16.0.1/16".parse().unwrap());
+    config.net.gateway_v4 = Some("10.0.0.254".parse().unwrap());
+    config.net.routes = vec![
         route("192.0.2.0/24", "10.0.0.253"),
         route("192.0.2.128/25", "172.16.0.9"),
         route("192.0.2.200/32", "10.0.0.7"),
@@ -90,7 +90,7 @@ fn a_route_that_cannot_work_is_refused() {
         ("192.0.2.0/24", "fd00::9", "family"),
     ] {
         let mut config = host_config(0);
-        config.routes = vec![route(to, via)];
+        config.net.routes = vec![route(to, via)];
         let stack = Stack::<VecBuf, Pattern>::new(config, Instant(1))
             .err()
             .unwrap();
@@ -101,8 +101,11 @@ fn a_route_that_cannot_work_is_refused() {
 #[test]
 fn two_routed_networks_talk_through_each_other() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].addresses.push("192.0.2.7/32".parse().unwrap());
-    configs[0].routes = vec![route("192.0.2.0/24", "10.0.0.2")];
+    configs[1]
+        .net
+        .addresses
+        .push("192.0.2.7/32".parse().unwrap());
+    configs[0].net.routes = vec![route("192.0.2.0/24", "10.0.0.2")];
     let link = siw_tcp_sim::Impairment::perfect(std::time::Duration::from_micros(50));
     let mut net = SimNet::<Pattern>::new(1, configs, [link; 2]);
     let now = net.now;
@@ -125,7 +128,7 @@ fn two_routed_networks_talk_through_each_other() {
 fn learned_routes_and_neighbours_are_used() {
     let now = Instant::from_millis(1);
     let mut config = host_config(0);
-    config.routes = vec![route("192.0.2.0/24", "10.0.0.250")];
+    config.net.routes = vec![route("192.0.2.0/24", "10.0.0.250")];
     let mut stack = Stack::<VecBuf, Pattern>::new(config, now).unwrap();
     let mut sink = VecSink::default();
     let far: std::net::SocketAddr = "198.51.100.1:80".parse().unwrap();
@@ -194,7 +197,10 @@ fn parse_ip(text: &str) -> std::net::IpAddr {
 #[test]
 fn data_that_waits_is_sent_when_a_route_is_back() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].addresses.push("192.0.2.7/32".parse().unwrap());
+    configs[1]
+        .net
+        .addresses
+        .push("192.0.2.7/32".parse().unwrap());
     let link = siw_tcp_sim::Impairment::perfect(std::time::Duration::from_micros(50));
     let mut net = SimNet::<Pattern>::new(1, configs, [link; 2]);
     let learned = |via: Option<&str>| siw_tcp::LearnedRoutes {

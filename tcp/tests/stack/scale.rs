@@ -27,8 +27,8 @@ impl Net {
         let now = Instant::from_millis(1000);
         let host = |i| {
             let mut config = host_config(i);
-            config.max_connections = max;
-            config.tx_checksum = false;
+            config.tcp.max_connections = max;
+            config.tcp.tx_checksum = false;
             Host::new(config, now).unwrap()
         };
         let mut hosts = [host(0), host(1)];
@@ -161,7 +161,7 @@ fn a_hundred_thousand_connections_leave_nothing() {
     }
     assert_eq!(net.hosts[0].connection_count(), CONNECTIONS);
     assert_eq!(net.hosts[1].connection_count(), CONNECTIONS);
-    assert_eq!(net.hosts[1].stats().curr_estab, CONNECTIONS as u64);
+    assert_eq!(net.hosts[1].stats().tcp.curr_estab, CONNECTIONS as u64);
 
     // A scan over all connections would take thousands of times as long; cache misses do not.
     let among = (0..3).map(|_| net.effort()).min().unwrap();
@@ -188,7 +188,11 @@ fn a_hundred_thousand_connections_leave_nothing() {
     for host in 0..2 {
         let stats = net.hosts[host].stats();
         assert_eq!(
-            (stats.retrans_segs, stats.timeouts, stats.out_rsts),
+            (
+                stats.tcp.retrans_segs,
+                stats.tcp.timeouts,
+                stats.tcp.out_rsts
+            ),
             (0, 0, 0),
             "host {host}"
         );

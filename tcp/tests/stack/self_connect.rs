@@ -31,7 +31,7 @@ impl Looped {
     }
 
     fn address(number: usize) -> IpAddr {
-        host_config(0).addresses[number].addr
+        host_config(0).net.addresses[number].addr
     }
 
     /// Sends what is due, and delivers it after a millisecond.

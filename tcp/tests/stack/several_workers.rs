@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use siw_tcp::{
-    Destination, FrameInfo, Instant, RxChecksum, Stack, StackConfig, Steering, VecBuf,
-    WorkerSteering,
+    Destination, FrameInfo, Instant, RxChecksum, Stack, Steering, VecBuf, WorkerSteering,
 };
 use siw_tcp_sim::{VecSink, host_config};
 
@@ -13,13 +12,11 @@ type Host = Stack<VecBuf, siw_tcp_sim::Pattern>;
 const NOW: Instant = Instant(1_000_000);
 
 fn worker(steering: &Arc<Steering>, worker: usize) -> Host {
-    let config = StackConfig {
-        steering: Some(WorkerSteering {
-            steering: steering.clone(),
-            worker,
-        }),
-        ..host_config(0)
-    };
+    let mut config = host_config(0);
+    config.net.steering = Some(WorkerSteering {
+        steering: steering.clone(),
+        worker,
+    });
     Stack::new(config, NOW).unwrap()
 }
 
@@ -40,7 +37,7 @@ fn give(host: &mut Host, frame: &[u8]) {
 #[test]
 fn source_ports_steer_flows_to_their_worker() {
     let steering = Arc::new(Steering::new(4, 0));
-    let remote = std::net::SocketAddr::new(host_config(1).addresses[0].addr, 7174);
+    let remote = std::net::SocketAddr::new(host_config(1).net.addresses[0].addr, 7174);
     for number in 0..4 {
         let mut host = worker(&steering, number);
         for _ in 0..300 {
@@ -56,7 +53,7 @@ fn workers_learn_neighbours_from_each_others_copies() {
     let steering = Arc::new(Steering::new(2, 0));
     let mut workers = [worker(&steering, 0), worker(&steering, 1)];
     let mut peer: Host = Stack::new(host_config(1), NOW).unwrap();
-    let remote = std::net::SocketAddr::new(host_config(1).addresses[0].addr, 7174);
+    let remote = std::net::SocketAddr::new(host_config(1).net.addresses[0].addr, 7174);
     workers[1].connect(NOW, None, None, remote, 0).unwrap();
     let question = sent(&mut workers[1]);
     assert_eq!(question.len(), 1, "an ARP request");
@@ -75,7 +72,7 @@ fn who_overhears_a_question_does_not_answer_it() {
     let steering = Arc::new(Steering::new(2, 0));
     let mut workers = [worker(&steering, 0), worker(&steering, 1)];
     let mut peer: Host = Stack::new(host_config(1), NOW).unwrap();
-    let remote = std::net::SocketAddr::new(host_config(0).addresses[0].addr, 7174);
+    let remote = std::net::SocketAddr::new(host_config(0).net.addresses[0].addr, 7174);
     peer.connect(NOW, None, None, remote, 0).unwrap();
     let question = sent(&mut peer);
     give(&mut workers[0], &question[0]);
@@ -83,7 +80,7 @@ fn who_overhears_a_question_does_not_answer_it() {
     assert_eq!(sent(&mut workers[0]).len(), 1);
     assert!(sent(&mut workers[1]).is_empty());
     // It has learned the sender's address and need not solicit it.
-    let back = std::net::SocketAddr::new(host_config(1).addresses[0].addr, 9);
+    let back = std::net::SocketAddr::new(host_config(1).net.addresses[0].addr, 9);
     workers[1].connect(NOW, None, None, back, 0).unwrap();
     let first = sent(&mut workers[1]);
     assert!(

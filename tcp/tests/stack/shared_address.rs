@@ -29,9 +29,9 @@ fn ip(text: &str) -> IpAddr {
 
 fn config() -> StackConfig {
     let mut config = host_config(0);
-    config.addresses.push(IpCidr::new(ip(OWN[0]), 24));
-    config.addresses.push(IpCidr::new(ip(OWN[1]), 64));
-    config.host = Some(HostShare {
+    config.net.addresses.push(IpCidr::new(ip(OWN[0]), 24));
+    config.net.addresses.push(IpCidr::new(ip(OWN[1]), 64));
+    config.net.host = Some(HostShare {
         addresses: SHARED.map(ip).to_vec(),
         ports: PortSet::new(61_000..=61_099, |port| port.is_multiple_of(2)),
     });
@@ -61,7 +61,7 @@ fn give(host: &mut Host, frame: &[u8]) -> Outcome {
 fn ends(to: &str) -> Ends {
     let family = usize::from(ip(to).is_ipv6());
     Ends {
-        mac: [PEER_MAC, host_config(0).mac],
+        mac: [PEER_MAC, host_config(0).net.mac],
         ip: [ip(PEER[family]), ip(to)],
     }
 }
@@ -133,7 +133,7 @@ fn ports_of_a_shared_address_have_one_owner_each() {
     let answer = give(&mut host, &looped);
     assert_eq!((answer.left.len(), resets(&answer)), (0, 1));
     host.abort(NOW, id);
-    assert_eq!(host.stats().host_drops, 0);
+    assert_eq!(host.stats().net.host_drops, 0);
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn a_burst_for_the_kernel_is_bounded_and_copies_go_nowhere() {
     assert_eq!(host.take_host_frames().count(), 64);
     assert!(!host.has_host_frames());
     let stats = host.stats();
-    assert_eq!((stats.host_frames, stats.host_drops), (64, 36));
+    assert_eq!((stats.net.host_frames, stats.net.host_drops), (64, 36));
     // Copies from another worker are not handed over: that worker does it.
     let frames = [
         ends(SHARED[0]).arp(1),
@@ -289,7 +289,7 @@ fn a_burst_for_the_kernel_is_bounded_and_copies_go_nowhere() {
 #[test]
 fn frames_of_the_devices_vlan_keep_their_tag() {
     let mut tagged = config();
-    tagged.vlan = Some(7);
+    tagged.net.vlan = Some(7);
     let mut host = Host::new(tagged, NOW).unwrap();
     let untagged = ends(SHARED[0]).udp([1, 2], b"in the VLAN");
     let tag = |vlan: u8| [&untagged[..12], &[0x81, 0, 0, vlan], &untagged[12..]].concat();
@@ -303,7 +303,7 @@ fn frames_of_the_devices_vlan_keep_their_tag() {
 #[test]
 fn an_address_that_the_device_lacks_cannot_be_shared() {
     let mut wrong = config();
-    wrong.host = Some(HostShare {
+    wrong.net.host = Some(HostShare {
         addresses: vec![ip(FOREIGN[0])],
         ports: PortSet::none(),
     });

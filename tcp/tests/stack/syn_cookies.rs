@@ -56,8 +56,8 @@ fn fill(lab: &mut Lab, port: u16, count: usize) {
 fn a_full_backlog_is_answered_with_syn_cookies() {
     for (ts, v6) in [(true, false), (false, false), (true, true)] {
         let mut configs = [host_config(0), host_config(1)];
-        configs[0].timestamps = ts;
-        configs.iter_mut().for_each(|config| config.ecn = true);
+        configs[0].tcp.timestamps = ts;
+        configs.iter_mut().for_each(|config| config.tcp.ecn = true);
         let mut lab = Lab::with(configs);
         lab.net.hosts[1].listen(None, 80, 8, 7).unwrap();
         fill(&mut lab, 80, 100);
@@ -66,14 +66,14 @@ fn a_full_backlog_is_answered_with_syn_cookies() {
             8,
             "nothing is kept of the rest"
         );
-        assert_eq!(lab.net.hosts[1].stats().cookies_sent, 92);
+        assert_eq!(lab.net.hosts[1].stats().tcp.cookies_sent, 92);
         let now = lab.net.now;
         let to = if v6 { "[fd00::2]:80" } else { "10.0.0.2:80" };
         let client = lab.net.hosts[0]
             .connect(now, None, None, to.parse().unwrap(), 0)
             .unwrap();
         lab.run_ms(20);
-        assert_eq!(lab.net.hosts[1].stats().cookies_recv, 1);
+        assert_eq!(lab.net.hosts[1].stats().tcp.cookies_recv, 1);
         let (server, events) = lab.events[1][0];
         assert!(events.contains(Events::ACCEPTED));
         let info = lab.net.hosts[1].tcp_info(server).unwrap();
@@ -142,7 +142,7 @@ fn a_connection_from_a_cookie_that_is_aborted_at_once_resets_its_peer() {
         }
         assert!(lab.net.step(limit), "no connection");
     };
-    assert_eq!(lab.net.hosts[1].stats().cookies_recv, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.cookies_recv, 1);
     let now = lab.net.now;
     lab.net.hosts[1].abort(now, accepted);
     lab.run_ms(5);
@@ -172,7 +172,7 @@ fn data_behind_a_lost_cookie_does_not_reset_the_connection() {
     let data = pattern(20_000);
     lab.send(0, client, &data);
     lab.run_ms(2_000);
-    assert!(lab.net.hosts[1].stats().cookies_failed > 0);
+    assert!(lab.net.hosts[1].stats().tcp.cookies_failed > 0);
     let server = lab.events[1].last().unwrap().0;
     assert!(lab.read(1, server) == data);
 }
@@ -186,15 +186,18 @@ fn forged_and_stale_cookies_open_nothing() {
     let now = lab.net.now;
     let buffer = flood(&mut rng, 80, ACK);
     lab.net.hosts[1].receive_burst(now, std::iter::once((buffer, INFO)));
-    assert_eq!(lab.net.hosts[1].stats().cookies_failed, 0);
+    assert_eq!(lab.net.hosts[1].stats().tcp.cookies_failed, 0);
     fill(&mut lab, 80, 50);
     let acks: Vec<_> = (0..20_000)
         .map(|_| (flood(&mut rng, 80, ACK), INFO))
         .collect();
     lab.net.hosts[1].receive_burst(now, acks.into_iter());
     let stats = lab.net.hosts[1].stats();
-    assert_eq!((stats.cookies_recv, stats.cookies_failed), (0, 20_000));
-    assert!(stats.out_rsts <= 1000, "rate limited");
+    assert_eq!(
+        (stats.tcp.cookies_recv, stats.tcp.cookies_failed),
+        (0, 20_000)
+    );
+    assert!(stats.tcp.out_rsts <= 1000, "rate limited");
     // A valid cookie that arrives too late.
     lab.net.poll();
     lab.lose(|from, frame| {
@@ -212,7 +215,7 @@ fn forged_and_stale_cookies_open_nothing() {
     fill(&mut lab, 80, 50);
     lab.inject(&ack);
     lab.run_ms(1);
-    assert_eq!(lab.net.hosts[1].stats().cookies_recv, 0);
+    assert_eq!(lab.net.hosts[1].stats().tcp.cookies_recv, 0);
 }
 
 /// A cookie proves that the peer received the SYN-ACK, not that the connection is new (RFC 4987 section
@@ -238,12 +241,15 @@ fn a_late_copy_of_a_returned_cookie_opens_nothing_that_is_known_or_without_an_at
             lab.net.hosts[host].release(lab.net.now, ids[host]);
             lab.run_ms(5);
         }
-        let established = lab.net.hosts[1].stats().curr_estab;
+        let established = lab.net.hosts[1].stats().tcp.curr_estab;
         assert_eq!(established, 0);
         lab.inject(&ack);
         lab.run_ms(5);
         let stats = lab.net.hosts[1].stats();
-        assert_eq!((stats.cookies_recv, stats.cookies_failed), (opened, 0));
+        assert_eq!(
+            (stats.tcp.cookies_recv, stats.tcp.cookies_failed),
+            (opened, 0)
+        );
         if !is_flooded {
             assert_eq!(lab.last(1).flags, RST);
         }
@@ -282,13 +288,16 @@ fn a_flood_beside_a_bulk_flow_costs_that_flow_no_byte() {
     }
     let stats = link.net.hosts[1].stats();
     println!("{frames} hostile frames: {stats:?}");
-    assert!(stats.cookies_sent > 1000 && stats.out_rsts < 5000);
+    assert!(stats.tcp.cookies_sent > 1000 && stats.tcp.out_rsts < 5000);
     assert!(
         link.net.hosts[1].connection_count() <= 9,
         "the backlog and the flow"
     );
     for host in &link.net.hosts {
-        assert_eq!((host.stats().retrans_segs, host.stats().timeouts), (0, 0));
+        assert_eq!(
+            (host.stats().tcp.retrans_segs, host.stats().tcp.timeouts),
+            (0, 0)
+        );
     }
 }
 
@@ -321,7 +330,7 @@ fn several_listeners_live_beside_each_other() {
     );
     let stats = lab.net.hosts[1].stats();
     assert_eq!(
-        stats.cookies_recv, 1,
+        stats.tcp.cookies_recv, 1,
         "only the flooded listener needed a cookie"
     );
     let now = lab.net.now;
@@ -353,12 +362,12 @@ fn connections_not_yet_accepted_are_bounded() {
     // next_event is not called on host 1.
     lab.net.run(Duration::from_millis(20), |_| false);
     // At most `backlog` connections by cookie, plus those that were half-open.
-    assert!(lab.net.hosts[1].stats().curr_estab <= 8);
-    assert!(lab.net.hosts[1].stats().listen_overflows > 0);
+    assert!(lab.net.hosts[1].stats().tcp.curr_estab <= 8);
+    assert!(lab.net.hosts[1].stats().tcp.listen_overflows > 0);
     lab.collect();
     lab.run_ms(5000);
     assert!(
-        lab.net.hosts[1].stats().curr_estab > 4,
+        lab.net.hosts[1].stats().tcp.curr_estab > 4,
         "those who come again get in"
     );
 }

@@ -9,7 +9,7 @@ use siw_tcp_sim::host_config;
 /// Host 0 no longer sends anything by itself.
 fn waiting(backlog: usize) -> (Lab, ListenerId, Seg) {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].syn_cookies = false;
+    configs[1].tcp.syn_cookies = false;
     let mut lab = Lab::with(configs);
     let listener = lab.net.hosts[1].listen(None, 80, backlog, 0).unwrap();
     let [a, b] = lab.connect();
@@ -57,7 +57,7 @@ fn still_waits(lab: &mut Lab, fin: &Seg, seg: &Seg) {
         .map(|answer| (answer.flags, answer.ack))
         .collect();
     assert_eq!(acks, [(ACK, end)], "the FIN is acknowledged again");
-    assert_eq!(lab.net.hosts[1].stats().time_wait_recycled, 0);
+    assert_eq!(lab.net.hosts[1].stats().tcp.time_wait_recycled, 0);
 }
 
 #[test]
@@ -89,16 +89,16 @@ fn a_full_backlog_does_not_end_it() {
     let syn = new_syn(&fin);
     lab.inject(&syn);
     lab.run_ms(1);
-    assert_eq!(lab.net.hosts[1].stats().time_wait_recycled, 0);
+    assert_eq!(lab.net.hosts[1].stats().tcp.time_wait_recycled, 0);
     assert_eq!(lab.net.hosts[1].connection_count(), 2);
-    assert_eq!(lab.net.hosts[1].stats().listen_overflows, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.listen_overflows, 1);
 }
 
 /// The owner has not released the connection, and no other slot is free.
 #[test]
 fn a_syn_that_finds_no_slot_does_not_end_it() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[1].max_connections = 1;
+    configs[1].tcp.max_connections = 1;
     let mut lab = Lab::with(configs);
     let [a, b] = lab.connect();
     lab.net.hosts[1].close(lab.net.now, b);
@@ -110,7 +110,7 @@ fn a_syn_that_finds_no_slot_does_not_end_it() {
     let syn = new_syn(&fin);
     let back = answers(&mut lab, &syn);
     assert!(back.iter().all(|answer| answer.flags == ACK), "{back:?}");
-    assert_eq!(lab.net.hosts[1].stats().time_wait_recycled, 0);
+    assert_eq!(lab.net.hosts[1].stats().tcp.time_wait_recycled, 0);
     lab.net.hosts[1].release(lab.net.now, b);
     assert_eq!(answers(&mut lab, &syn)[0].flags, SYN | ACK);
 }
@@ -124,7 +124,7 @@ fn an_acceptable_syn_opens_a_new_connection() {
         (back[0].flags, back[0].ack),
         (SYN | ACK, syn.seq.wrapping_add(1))
     );
-    assert_eq!(lab.net.hosts[1].stats().time_wait_recycled, 1);
+    assert_eq!(lab.net.hosts[1].stats().tcp.time_wait_recycled, 1);
 }
 
 /// The old connection has sent faster than the clock of initial sequence numbers ticks.

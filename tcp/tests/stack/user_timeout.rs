@@ -11,7 +11,7 @@ use siw_tcp_sim::host_config;
 fn the_user_timeout_does_not_wait_for_the_backoff() {
     for seconds in [3, 7, 50, 100] {
         let mut configs = [host_config(0), host_config(1)];
-        configs[0].user_timeout = Duration::from_secs(seconds);
+        configs[0].tcp.user_timeout = Duration::from_secs(seconds);
         let mut lab = Lab::with(configs);
         let [a, _] = lab.connect();
         lab.lose(|_, _| true);
@@ -29,7 +29,7 @@ fn the_user_timeout_does_not_wait_for_the_backoff() {
 #[test]
 fn a_shrunken_window_outlives_the_user_timeout() {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].user_timeout = Duration::from_secs(5);
+    configs[0].tcp.user_timeout = Duration::from_secs(5);
     let mut lab = Lab::with(configs);
     let [a, b] = lab.connect();
     lab.send(1, b, b"x");

@@ -6,7 +6,7 @@ use nix::libc;
 use siw_iwarp::{NegotiatedParameters, TerminateCode};
 use siw_shm::control::messages::CM_HOLD_DISCONNECTS;
 use siw_shm::control::{CmEventKind, CmEventMessage, PrivateData, QpState, Text};
-use siw_tcp::StackError;
+use siw_tcp::{NetError, StackError};
 
 use crate::control::resources::{QpPhase, Resources};
 use crate::ids::{ClientId, CmChannelId, Qpn};
@@ -174,7 +174,7 @@ pub(in crate::control) fn describe_resolution_failure(
         ResolutionFailure::Local(why) => {
             let errno = match why {
                 StackError::NoRoute(_) => libc::EHOSTUNREACH,
-                StackError::TooManyUnresolved { .. } => libc::ENOBUFS,
+                StackError::Net(NetError::TooManyUnresolved { .. }) => libc::ENOBUFS,
                 _ => libc::EADDRNOTAVAIL,
             };
             (errno, why.to_string())

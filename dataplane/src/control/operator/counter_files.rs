@@ -130,9 +130,12 @@ impl CounterFiles {
 
 /// Counters of a device's port, of which `stats` are the sums over all workers.
 fn port_counters(device: &DeviceView, stats: &PortStats) -> PortCounters {
-    let tcp = &stats.tcp;
+    let (net, tcp) = (&stats.tcp.net, &stats.tcp.tcp);
     let mib = |name| {
-        let found = tcp.mib_counters().find(|(counter, _)| *counter == name);
+        let found = stats
+            .tcp
+            .mib_counters()
+            .find(|(counter, _)| *counter == name);
         found.map_or(0, |(_, value)| value)
     };
     PortCounters {
@@ -140,16 +143,16 @@ fn port_counters(device: &DeviceView, stats: &PortStats) -> PortCounters {
         octets_sent: tcp.out_bytes,
         segments_received: tcp.in_segs,
         segments_sent: tcp.out_segs,
-        receive_errors: tcp.csum_errors
-            + tcp.offload_drops()
-            + tcp.in_errs
+        receive_errors: net.csum_errors
+            + net.offload_drops()
+            + net.in_errs
             + tcp.bad_options
-            + tcp.header_errors,
+            + net.header_errors,
         send_discards: stats.frames_refused,
         frames_received: stats.frames_received,
         frames_sent: stats.frames_sent,
-        group_frames_received: tcp.group_frames_in,
-        group_frames_sent: tcp.group_frames_out,
+        group_frames_received: net.group_frames_in,
+        group_frames_sent: net.group_frames_out,
         link_downs: device.link_downs,
         tcp_out_segs: mib("TcpOutSegs"),
         tcp_retrans_segs: mib("TcpRetransSegs"),

@@ -199,7 +199,7 @@ fn usable_device(
 
 fn parse_network(text: &str) -> Result<IpCidr, Refusal> {
     text.parse()
-        .map_err(|error: siw_tcp::StackError| invalid(error.to_string()))
+        .map_err(|error: siw_tcp::NetError| invalid(error.to_string()))
 }
 
 fn parse_address(text: &str) -> Result<IpAddr, Refusal> {

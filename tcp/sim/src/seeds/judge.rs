@@ -29,11 +29,12 @@ impl RunJudge {
 
 /// Returns how long a connection may take to give up its SYN.
 fn handshake_limit(config: &StackConfig) -> Duration {
-    let tries = (0..=u32::from(config.syn_retries)).map(|tried| {
+    let tries = (0..=u32::from(config.tcp.syn_retries)).map(|tried| {
         config
+            .tcp
             .rto_initial
             .saturating_mul(1 << tried)
-            .min(config.rto_max)
+            .min(config.tcp.rto_max)
     });
     tries.sum::<Duration>() + MARGIN
 }
@@ -91,12 +92,12 @@ impl SeedRun {
         let (heard_at, acked_at) = flow.map_or((owner.opened_at, owner.opened_at), |flow| {
             oracle.last_heard(flow, host)
         });
-        let ending = config.user_timeout + config.rto_max + MARGIN;
+        let ending = config.tcp.user_timeout + config.tcp.rto_max + MARGIN;
         if let Some(released_at) = owner.released_at {
             let state = stack.state_of_slot(owner.id);
             let quiet = now - released_at.max(heard_at);
             let stuck = now - released_at.max(acked_at);
-            let limit = ending + config.time_wait;
+            let limit = ending + config.tcp.time_wait;
             return match state {
                 None => Ok(None),
                 Some(state) if quiet > limit => Err(format!(
@@ -145,7 +146,7 @@ impl SeedRun {
                     "lives on, {quiet:?} after its peer was heard: {info:?}"
                 ));
             }
-        } else if let Some(keepalive) = &config.keepalive
+        } else if let Some(keepalive) = &config.tcp.keepalive
             && info.state == TcpState::Established
         {
             let limit = keepalive.idle + keepalive.interval * u32::from(keepalive.probes);
@@ -185,7 +186,7 @@ impl SeedRun {
     /// have been needless; after a timeout, at least the first of them (RFC 3522).
     fn judge_undone(&mut self, host: usize) -> Result<(), String> {
         let stats = self.net.hosts[host].stats();
-        let (undone, timeouts) = (stats.spurious, stats.timeouts);
+        let (undone, timeouts) = (stats.tcp.spurious, stats.tcp.timeouts);
         let before = std::mem::replace(&mut self.judge_mut().undone[host], undone);
         if undone <= before {
             return Ok(());
@@ -244,7 +245,7 @@ impl SeedRun {
         }
         let waited = self.net.now - owner.opened_at;
         if events.contains(Events::UNREACHABLE)
-            && self.net.hosts[host].stats().neighbour_failures == 0
+            && self.net.hosts[host].stats().net.neighbour_failures == 0
             && waited + MARGIN < handshake_limit(&self.plan.configs[host])
         {
             return Err(format!(
@@ -265,8 +266,8 @@ impl SeedRun {
         // resets do not end TIME-WAIT (RFC 1337).
         let is_connected = (owner.events).intersects(Events::CONNECTED | Events::ACCEPTED);
         let (time_wait, rto_max) = (
-            self.plan.configs[1 - host].time_wait,
-            self.plan.configs[host].rto_max,
+            self.plan.configs[1 - host].tcp.time_wait,
+            self.plan.configs[host].tcp.rto_max,
         );
         if flow.is_reused && !is_connected && waited <= time_wait + rto_max {
             return Ok(());
@@ -283,7 +284,7 @@ impl SeedRun {
         // long CLOSE goes on; the deadline is our setting, and absolute. A reset before it is an error.
         let peer_config = &self.plan.configs[1 - host];
         let is_overdue = |peer: &ScriptedOwner| {
-            (peer.released_at).is_some_and(|at| self.net.now >= at + peer_config.orphan_timeout)
+            (peer.released_at).is_some_and(|at| self.net.now >= at + peer_config.tcp.orphan_timeout)
         };
         let expects_reset = peer.is_some_and(|peer| {
             peer.is_aborted || (peer.released_at.is_some() && may_reset) || is_overdue(peer)
@@ -310,7 +311,7 @@ impl SeedRun {
     /// section 3.8.3), and no window update restarts the retransmission timer (RFC 6298 section 5),
     /// whose backoff is at most half of the time that it has waited.
     fn resumed_too_late(&self, config: &StackConfig, owner: &ScriptedOwner) -> bool {
-        let backoff = config.rto_max.min(config.user_timeout / 2);
+        let backoff = config.tcp.rto_max.min(config.tcp.user_timeout / 2);
         owner.reads_from > owner.opened_at && self.net.now < owner.reads_from + backoff
     }
 
@@ -329,12 +330,16 @@ impl SeedRun {
             return Ok(());
         }
         // A peer may delay its ACK for longer than the timeout.
-        let is_late = |config: &StackConfig| config.delayed_ack >= LATE_ACK;
+        let is_late = |config: &StackConfig| config.tcp.delayed_ack >= LATE_ACK;
         if self.plan.configs.iter().any(is_late) {
             return Ok(());
         }
         let net = &self.net;
-        let refused: u64 = net.hosts.iter().map(|host| host.stats().rcv_q_drop).sum();
+        let refused: u64 = net
+            .hosts
+            .iter()
+            .map(|host| host.stats().tcp.rcv_q_drop)
+            .sum();
         let causes = net.lost + net.damaged + net.too_big + net.unheard + refused;
         let timeouts = self.outcome.timeouts;
         // A segment may wait for its neighbour and be given up meanwhile.
@@ -346,11 +351,12 @@ impl SeedRun {
         if self.plan.is_clean && refused == 0 && self.plan.events.is_empty() {
             for (host, stack) in net.hosts.iter().enumerate() {
                 let stats = stack.stats();
-                let repeated = stats.retrans_segs - stats.tlp_probes.min(stats.retrans_segs);
+                let repeated =
+                    stats.tcp.retrans_segs - stats.tcp.tlp_probes.min(stats.tcp.retrans_segs);
                 // No timer accounts for the peer's neighbour resolution before it answers.
                 let held_up = net.oracle.as_ref().map_or(0, |oracle| oracle.held_up[host]);
-                if repeated.max(stats.timeouts).max(stats.spurious) > held_up {
-                    let timeouts = stats.timeouts;
+                if repeated.max(stats.tcp.timeouts).max(stats.tcp.spurious) > held_up {
+                    let timeouts = stats.tcp.timeouts;
                     return Err(format!(
                         "host {host} sent {repeated} segments again after {timeouts} timeouts, \
                          though nothing was lost"

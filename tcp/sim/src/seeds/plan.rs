@@ -115,14 +115,14 @@ impl SeedPlan {
         let mtu = [1500, 1500, 9000, 1280][rng.below(4) as usize];
         let vlan = rng.chance(0.1).then_some(7);
         for config in &mut configs {
-            (config.mtu, config.vlan) = (mtu, vlan);
+            (config.net.mtu, config.net.vlan) = (mtu, vlan);
             configure(rng, config, delay);
         }
         if rng.chance(0.02) {
             // A window of tens of megabytes, for which a single loss matters.
             for config in &mut configs {
-                config.initial_window = 2_000 + rng.below(10_000) as u32;
-                config.recv_window = 128 << 20;
+                config.tcp.initial_window = 2_000 + rng.below(10_000) as u32;
+                config.tcp.recv_window = 128 << 20;
             }
             links
                 .iter_mut()
@@ -183,7 +183,7 @@ impl SeedPlan {
             let (config, link) = (&mut self.configs[host], &mut self.links[host]);
             if rng.chance(0.4) {
                 // Linux, and the largest of others.
-                config.delayed_ack = millis([40, 40, 200][rng.below(3) as usize]);
+                config.tcp.delayed_ack = millis([40, 40, 200][rng.below(3) as usize]);
             }
             if rng.chance(0.3) {
                 link.coalesce = Duration::from_micros(rng.log_uniform(1, 200));
@@ -196,7 +196,7 @@ impl SeedPlan {
         if rng.chance(0.2) {
             self.configs
                 .iter_mut()
-                .for_each(|config| config.syn_cookies = true);
+                .for_each(|config| config.tcp.syn_cookies = true);
             self.backlog = 2;
             let ends = |plan: &ConnectionPlan| (plan.opener, plan.local_port, plan.remote_port);
             for (connection, plan) in self.connections.iter().enumerate() {
@@ -227,14 +227,14 @@ impl SeedPlan {
             (link.rate, link.queue, link.mark) = (rate, 1_000_000, 0);
         }
         for config in &mut self.configs {
-            config.recv_window = config.recv_window.min(128 << 10);
-            config.initial_window = config.initial_window.min(10);
-            config.user_timeout = config.user_timeout.max(millis(40_000));
-            config.orphan_timeout = config.user_timeout;
-            (config.rto_initial, config.rto_max) = (millis(1_000), millis(60_000));
-            config.syn_retries = 6;
-            config.neighbours.retransmit = millis(10_000);
-            config.keepalive = None;
+            config.tcp.recv_window = config.tcp.recv_window.min(128 << 10);
+            config.tcp.initial_window = config.tcp.initial_window.min(10);
+            config.tcp.user_timeout = config.tcp.user_timeout.max(millis(40_000));
+            config.tcp.orphan_timeout = config.tcp.user_timeout;
+            (config.tcp.rto_initial, config.tcp.rto_max) = (millis(1_000), millis(60_000));
+            config.tcp.syn_retries = 6;
+            config.net.neighbours.retransmit = millis(10_000);
+            config.tcp.keepalive = None;
         }
     }
 }
@@ -290,53 +290,54 @@ fn link(rng: &mut Rng, delay: Duration, is_clean: bool) -> Impairment {
 }
 
 fn configure(rng: &mut Rng, config: &mut StackConfig, delay: Duration) {
-    config.congestion = match rng.below(3) {
+    config.tcp.congestion = match rng.below(3) {
         0 => CongestionControl::NewReno,
         1 => CongestionControl::Dctcp,
         _ => CongestionControl::Cubic,
     };
-    config.ecn = rng.chance(0.4);
-    config.timestamps = !rng.chance(0.15);
-    config.sack = !rng.chance(0.15);
+    config.tcp.ecn = rng.chance(0.4);
+    config.tcp.timestamps = !rng.chance(0.15);
+    config.tcp.sack = !rng.chance(0.15);
     if rng.chance(0.2) {
-        config.tx_checksum = false;
-        config.tso = Some(TsoLimits {
+        config.tcp.tx_checksum = false;
+        config.tcp.tso = Some(TsoLimits {
             max_segments: 2 + rng.below(60) as u16,
             max_bytes: 5_000 + rng.below(60_000) as u32,
         });
     }
-    config.recv_window = 4096 << rng.below(10);
+    config.tcp.recv_window = 4096 << rng.below(10);
     if rng.chance(0.1) {
-        config.max_recv_buffers = 64 + rng.below(100) as usize;
+        config.tcp.max_recv_buffers = 64 + rng.below(100) as usize;
     }
     if rng.chance(0.1) {
-        config.max_held_buffers = 64 + rng.below(100) as usize;
+        config.tcp.max_held_buffers = 64 + rng.below(100) as usize;
     }
-    config.rto_min = millis([5, 5, 20, 200][rng.below(4) as usize]);
+    config.tcp.rto_min = millis([5, 5, 20, 200][rng.below(4) as usize]);
     // One second before the first sample (RFC 6298), less where the path is known to be short.
-    config.rto_initial = if delay < millis(10) && rng.chance(0.5) {
+    config.tcp.rto_initial = if delay < millis(10) && rng.chance(0.5) {
         millis(50)
     } else {
         millis(1000)
     };
-    config.rto_max = millis([1_000, 2_000, 60_000][rng.below(3) as usize]).max(config.rto_initial);
-    config.user_timeout = millis(1_000 * (2 + rng.below(40)));
-    config.orphan_timeout = config.user_timeout;
-    config.syn_retries = 2 + rng.below(5) as u8;
-    config.time_wait = millis(100 + rng.below(5_000));
-    config.neighbours.reachable = millis(rng.log_uniform(20, 30_000));
-    config.neighbours.retransmit = millis(rng.log_uniform(50, 1_000)).max(3 * delay);
+    config.tcp.rto_max =
+        millis([1_000, 2_000, 60_000][rng.below(3) as usize]).max(config.tcp.rto_initial);
+    config.tcp.user_timeout = millis(1_000 * (2 + rng.below(40)));
+    config.tcp.orphan_timeout = config.tcp.user_timeout;
+    config.tcp.syn_retries = 2 + rng.below(5) as u8;
+    config.tcp.time_wait = millis(100 + rng.below(5_000));
+    config.net.neighbours.reachable = millis(rng.log_uniform(20, 30_000));
+    config.net.neighbours.retransmit = millis(rng.log_uniform(50, 1_000)).max(3 * delay);
     if rng.chance(0.4) {
-        config.keepalive = Some(Keepalive {
+        config.tcp.keepalive = Some(Keepalive {
             idle: millis(50 + rng.below(5_000)),
             interval: millis(20 + rng.below(2_000)).max(6 * delay + millis(20)),
             probes: 3 + rng.below(4) as u8,
         });
     }
-    config.initial_window = [10, 10, 2, 40][rng.below(4) as usize];
-    config.syn_cookies = false;
-    config.isn_key = std::array::from_fn(|_| rng.next_u64() as u8);
-    config.hash_key = std::array::from_fn(|_| rng.next_u64() as u8);
+    config.tcp.initial_window = [10, 10, 2, 40][rng.below(4) as usize];
+    config.tcp.syn_cookies = false;
+    config.tcp.isn_key = std::array::from_fn(|_| rng.next_u64() as u8);
+    config.tcp.hash_key = std::array::from_fn(|_| rng.next_u64() as u8);
 }
 
 /// Draws the start of a clock: zero, shortly before 32 bits of ticks or nanoseconds wrap, or late.
@@ -505,8 +506,8 @@ fn flood(
     delay: Duration,
 ) {
     let to = rng.below(2) as usize;
-    configs[to].control_rate = 20 + rng.below(100) as u32;
-    configs[1 - to].keepalive = Some(Keepalive {
+    configs[to].net.control_rate = 20 + rng.below(100) as u32;
+    configs[1 - to].tcp.keepalive = Some(Keepalive {
         idle: millis(200) + 4 * delay,
         interval: millis(100) + 4 * delay,
         probes: 4,

@@ -128,7 +128,7 @@ impl SeedRun {
         let mut net = SimNet::with_clocks(seed, plan.configs.clone(), plan.links, offsets);
         let narrows = |event: &(Duration, NetEvent)| matches!(event.1, NetEvent::Narrow { .. });
         let mut oracle = WireOracle::new(plan.events.iter().any(narrows));
-        oracle.sends_cookies = plan.configs.iter().any(|config| config.syn_cookies);
+        oracle.sends_cookies = plan.configs.iter().any(|config| config.tcp.syn_cookies);
         net.oracle = Some(oracle);
         let (cut, neighbours_lost) = (Rc::new(Cell::new([false; 2])), Rc::new(Cell::new(false)));
         let (is_cut, is_lost) = (cut.clone(), neighbours_lost.clone());
@@ -316,12 +316,12 @@ impl SeedRun {
 
     fn account(&mut self, host: usize) {
         let stats = self.net.hosts[host].stats();
-        self.outcome.retransmits += stats.retrans_segs;
-        self.outcome.timeouts += stats.timeouts;
-        self.outcome.undone += stats.spurious;
-        self.outcome.cookies += stats.cookies_recv;
-        if self.plan.configs[host].delayed_ack >= LATE_ACK {
-            self.outcome.late_acks += stats.delayed_acks;
+        self.outcome.retransmits += stats.tcp.retrans_segs;
+        self.outcome.timeouts += stats.tcp.timeouts;
+        self.outcome.undone += stats.tcp.spurious;
+        self.outcome.cookies += stats.tcp.cookies_recv;
+        if self.plan.configs[host].tcp.delayed_ack >= LATE_ACK {
+            self.outcome.late_acks += stats.tcp.delayed_acks;
         }
     }
 
@@ -578,7 +578,7 @@ impl SeedRun {
                 options: &[2, 4, 5, 180],
                 ..Tcp::default()
             });
-            if let Some(vlan) = self.plan.configs[to].vlan {
+            if let Some(vlan) = self.plan.configs[to].net.vlan {
                 let [high, low] = vlan.to_be_bytes();
                 syn.splice(12..12, [0x81, 0, high, low]);
             }

@@ -5,13 +5,13 @@
 use core::net::{IpAddr, Ipv4Addr};
 use std::collections::{BTreeSet, HashMap};
 
-use crate::base::error::StackError;
 use crate::base::ids::ConnId;
+use crate::base::net_error::NetError;
 use crate::base::quota_owner::QuotaOwner;
 use crate::base::time::Instant;
 use crate::base::time::to_nanos;
-use crate::config::NeighbourConfig;
 use crate::link::neighbour_quota::UnresolvedCounts;
+use crate::net_config::NeighbourConfig;
 use crate::wire::frame::is_unicast_mac;
 
 /// The state of an entry (RFC 4861 section 7.3.2).
@@ -125,12 +125,15 @@ pub(crate) struct ClaimOutcome {
 
 /// A solicitation to send; to the multicast or broadcast address if `to` is `None`.
 pub(crate) struct Solicitation {
+    /// The address whose Ethernet address is requested.
     pub target: IpAddr,
+    /// The Ethernet address to which the solicitation is sent.
     pub to: Option<[u8; 6]>,
 }
 
 /// The result of a lookup.
 pub(crate) enum NeighbourLookup {
+    /// The Ethernet address.
     Found([u8; 6]),
     /// The neighbour is being solicited; the connection is returned when it answers.
     Wait,
@@ -154,6 +157,7 @@ pub(crate) struct Neighbours {
     pub generation: u32,
     /// A lower bound of the `at` of all entries.
     next_at: u64,
+    /// Solicitations to send.
     pub solicits: Vec<Solicitation>,
     incomplete: usize,
     /// The incomplete entries for which only unproven peers wait.
@@ -175,6 +179,7 @@ const FOR_EVER: u64 = u64::MAX / 4;
 const LOWEST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Neighbours {
+    /// Returns an empty table.
     pub(crate) fn new(config: NeighbourConfig) -> Self {
         Neighbours {
             unresolved: UnresolvedCounts::new(&config),
@@ -325,17 +330,18 @@ impl Neighbours {
         &self,
         addr: IpAddr,
         owner: Option<QuotaOwner>,
-    ) -> Result<(), StackError> {
+    ) -> Result<(), NetError> {
         let exceeded = owner
             .filter(|_| !self.entries.contains_key(&addr))
             .and_then(|owner| self.unresolved.exceeded_by(owner));
         match exceeded {
             None => Ok(()),
-            Some((scope, limit)) => Err(StackError::TooManyUnresolved { scope, limit }),
+            Some((scope, limit)) => Err(NetError::TooManyUnresolved { scope, limit }),
         }
     }
 
     /// Returns whether unproven peers occupy their share of the table.
+    #[inline]
     pub(crate) fn crowded(&self) -> bool {
         self.for_unproven >= self.max_entries / 4
     }
@@ -572,6 +578,8 @@ impl Neighbours {
         failed
     }
 
+    /// Returns the earliest time at which a timer is due. May be early.
+    #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         (self.next_at != u64::MAX).then_some(Instant(self.next_at))
     }

@@ -352,7 +352,7 @@ fn one_user_leaves_room_for_the_questions_of_others() {
     assert_eq!(table.entries.len(), 4);
     assert_eq!(
         table.check_quota(address(30), owner(9, 7)),
-        Err(StackError::TooManyUnresolved {
+        Err(NetError::TooManyUnresolved {
             scope: OwnerScope::User,
             limit: 4
         })

@@ -4,9 +4,12 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::collections::VecDeque;
 
-use crate::base::stats::StackStats;
-use crate::connection::context::SharedState;
+use crate::base::net_stats::NetStats;
+use crate::base::quota_owner::QuotaOwner;
+use crate::base::time::Instant;
 use crate::link::control_queue::{Origin, append_ip_header};
+use crate::link::neighbours::{NO_CONNECTION, NeighbourLookup};
+use crate::network::Network;
 use crate::wire::bytes::read_u16;
 use crate::wire::checksum::OnesComplementSum;
 use crate::wire::constants::{
@@ -74,54 +77,54 @@ impl PortMapperInbox {
     /// other packets. `packet` begins with the IP header.
     pub(super) fn take_datagram(
         &mut self,
-        shared: &mut SharedState,
+        net: &mut Network,
         origin: &Origin,
         packet: &[u8],
     ) -> bool {
         let udp = udp_to_port(packet, PORT_MAPPER_PORT);
-        let Some(udp) = udp.filter(|_| shared.config.port_mapper) else {
+        let Some(udp) = udp.filter(|_| net.config.port_mapper) else {
             return false;
         };
         // The classification counted it as a protocol without a user.
-        shared.stats.unknown_protocols -= 1;
-        if !shared.is_own_address(origin.dst) || !shared.can_be_peer(origin.src, origin.src_mac) {
-            shared.stats.martians += 1;
+        net.stats.unknown_protocols -= 1;
+        if !net.is_own_address(origin.dst) || !net.can_be_peer(origin.src, origin.src_mac) {
+            net.stats.martians += 1;
             return true;
         }
         let len = usize::from(read_u16(udp, 4));
         let (Some(data), port) = (udp.get(UDP_HEADER_LEN..len), read_u16(udp, 0)) else {
-            shared.stats.in_errs += 1;
+            net.stats.in_errs += 1;
             return true;
         };
         if data.len() > PAYLOAD_MAX || port == 0 {
-            shared.stats.in_errs += 1;
+            net.stats.in_errs += 1;
             return true;
         }
         let has_checksum = read_u16(udp, 6) != 0;
         let sum = udp_checksum(origin.src, origin.dst, &udp[..len]);
         if has_checksum && sum != CHECKSUM_RIGHT || !has_checksum && origin.dst.is_ipv6() {
             let pseudo = pseudo_header_sum(origin.src, origin.dst, len);
-            let stats = &mut shared.stats;
+            let stats = &mut net.stats;
             stats.count_wrong_checksum(read_u16(udp, 6), pseudo.value());
             return true;
         }
         let mut datagram = Datagram {
             from: SocketAddr::new(origin.src, port),
             to: origin.dst,
-            is_copy: shared.control_queue.silent,
+            is_copy: net.control_queue.silent,
             src_mac: origin.src_mac,
             payload: [0; PAYLOAD_MAX],
             len: data.len(),
         };
         datagram.payload[..data.len()].copy_from_slice(data);
-        self.push(&mut shared.stats, PortMapperEvent::Received(datagram));
+        self.push(&mut net.stats, PortMapperEvent::Received(datagram));
         true
     }
 
     /// Processes an ICMP error that quotes `quoted`, a packet of ours from its IP header on, if that is a
     /// datagram to a port mapper. `head`: type and code.
-    pub(super) fn take_error(&mut self, shared: &mut SharedState, head: &[u8], quoted: &[u8]) {
-        if !shared.config.port_mapper || udp_to_port(quoted, PORT_MAPPER_PORT).is_none() {
+    pub(super) fn take_error(&mut self, net: &mut Network, head: &[u8], quoted: &[u8]) {
+        if !net.config.port_mapper || udp_to_port(quoted, PORT_MAPPER_PORT).is_none() {
             return;
         }
         let target: IpAddr = if quoted[0] >> 4 == 4 {
@@ -138,11 +141,11 @@ impl PortMapperInbox {
             PORT_UNREACHABLE_V6
         };
         if head.starts_with(&no_port) {
-            self.push(&mut shared.stats, PortMapperEvent::Unreachable(target));
+            self.push(&mut net.stats, PortMapperEvent::Unreachable(target));
         }
     }
 
-    fn push(&mut self, stats: &mut StackStats, event: PortMapperEvent) {
+    fn push(&mut self, stats: &mut NetStats, event: PortMapperEvent) {
         if self.0.len() < EVENTS_MAX {
             self.0.push_back(event);
         } else {
@@ -151,9 +154,45 @@ impl PortMapperInbox {
     }
 }
 
-impl SharedState {
+impl Network {
+    /// Answers a datagram, unless the rate limit of answers is reached.
+    pub(crate) fn answer_datagram(&mut self, now: Instant, datagram: &Datagram, payload: &[u8]) {
+        if self.datagrams.try_take(now) {
+            self.push_datagram(datagram.src_mac, datagram.to, datagram.from, payload);
+        } else {
+            self.stats.control_drops += 1;
+        }
+    }
+
+    /// Sends a datagram to the port mapper of the host at `to`.
+    pub(crate) fn send_to_port_mapper(
+        &mut self,
+        now: Instant,
+        owner: QuotaOwner,
+        from: IpAddr,
+        to: IpAddr,
+        payload: &[u8],
+    ) -> DatagramOutcome {
+        let Some(hop) = self.next_hop(to) else {
+            return DatagramOutcome::Dropped;
+        };
+        let neighbours = &mut self.neighbours;
+        match neighbours.lookup(hop, NO_CONNECTION, false, Some(owner), now) {
+            NeighbourLookup::Found(mac) => {
+                let to = SocketAddr::new(to, PORT_MAPPER_PORT);
+                if self.push_datagram(mac, from, to, payload) {
+                    DatagramOutcome::Queued
+                } else {
+                    DatagramOutcome::Dropped
+                }
+            }
+            NeighbourLookup::Wait => DatagramOutcome::Unresolved,
+            NeighbourLookup::Full => DatagramOutcome::Dropped,
+        }
+    }
+
     /// Queues a datagram from our port mapper. Returns `false` if the queue is full.
-    pub(super) fn push_datagram(
+    fn push_datagram(
         &mut self,
         mac: [u8; 6],
         from: IpAddr,

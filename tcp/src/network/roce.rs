@@ -8,11 +8,10 @@ use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 use crate::base::quota_owner::QuotaOwner;
 use crate::base::time::Instant;
-use crate::connection::context::SharedState;
 use crate::link::control_queue::Origin;
 use crate::link::neighbours::{NO_CONNECTION, NeighbourLookup};
-use crate::stack::Stack;
-use crate::stack::datagrams::{UDP_HEADER_LEN, udp_to_port};
+use crate::network::Network;
+use crate::network::datagrams::{UDP_HEADER_LEN, udp_to_port};
 use crate::wire::bytes::read_u16;
 use crate::wire::checksum::OnesComplementSum;
 use crate::wire::constants::{
@@ -45,7 +44,7 @@ impl<B: RecvBuf> RoceDatagram<B> {
 }
 
 /// Received datagrams, until taken.
-pub(super) struct RoceInbox<B>(VecDeque<RoceDatagram<B>>);
+pub(super) struct RoceInbox<B>(pub VecDeque<RoceDatagram<B>>);
 
 impl<B> Default for RoceInbox<B> {
     fn default() -> Self {
@@ -59,7 +58,7 @@ impl<B: RecvBuf> RoceInbox<B> {
     /// covers more than UDP's checksum, so the latter is ignored.
     pub(super) fn take_datagram(
         &mut self,
-        shared: &mut SharedState,
+        net: &mut Network,
         origin: &Origin,
         mut packet: B,
         stripped: usize,
@@ -71,17 +70,17 @@ impl<B: RecvBuf> RoceInbox<B> {
         let (ip_len, udp_len) = (head.len() - udp.len(), usize::from(read_u16(udp, 4)));
         let has_options = ip_len != IPV4_HEADER_LEN && ip_len != IPV6_HEADER_LEN;
         // The classification counted it as a protocol without a user.
-        shared.stats.unknown_protocols -= 1;
-        if !shared.is_own_address(origin.dst) || !shared.can_be_peer(origin.src, origin.src_mac) {
-            shared.stats.martians += 1;
+        net.stats.unknown_protocols -= 1;
+        if !net.is_own_address(origin.dst) || !net.can_be_peer(origin.src, origin.src_mac) {
+            net.stats.martians += 1;
         } else if stripped == 0
             || has_options
             || udp_len < UDP_HEADER_LEN
             || ip_len + udp_len > packet.remaining()
         {
-            shared.stats.in_errs += 1;
+            net.stats.in_errs += 1;
         } else if self.0.len() >= DATAGRAMS_MAX {
-            shared.stats.control_drops += 1;
+            net.stats.control_drops += 1;
         } else {
             packet.truncate(ip_len + udp_len);
             self.0.push_back(RoceDatagram {
@@ -149,7 +148,7 @@ impl DatagramHeaders {
     }
 }
 
-impl SharedState {
+impl Network {
     /// Returns the Ethernet address for packets to `to`.
     fn resolve(
         &mut self,
@@ -167,36 +166,17 @@ impl SharedState {
             NeighbourLookup::Wait | NeighbourLookup::Full => Err(DatagramError::Unresolved),
         }
     }
-}
-
-impl<B: RecvBuf, R> Stack<B, R> {
-    /// Returns whether datagrams of RoCEv2 wait.
-    #[inline]
-    pub fn has_roce_datagrams(&self) -> bool {
-        !self.roce.0.is_empty()
-    }
-
-    /// Takes the next datagram of RoCEv2.
-    #[inline]
-    pub fn next_roce_datagram(&mut self) -> Option<RoceDatagram<B>> {
-        self.roce.0.pop_front()
-    }
-
-    /// Takes datagrams of RoCEv2 to addresses that the kernel has too, from now on.
-    pub fn take_roce_from_host(&mut self) {
-        self.shared.takes_roce = true;
-    }
 
     /// Returns the worker that has a queue pair of datagrams, if several share the device.
     #[inline]
     pub fn owner_of_datagrams(&self, qpn: u32) -> Option<usize> {
-        let home = self.shared.config.steering.as_ref()?;
+        let home = self.config.steering.as_ref()?;
         Some(home.steering.owner_of_datagrams(qpn))
     }
 
     /// Returns the largest IP packet of the device, in bytes.
     pub fn mtu(&self) -> usize {
-        self.shared.config.mtu.into()
+        self.config.mtu.into()
     }
 
     /// Builds the headers of a datagram of RoCEv2 with `payload_len` bytes behind UDP. `owner`: the owner
@@ -212,8 +192,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         path: &DatagramPath,
         payload_len: usize,
     ) -> Result<DatagramHeaders, DatagramError> {
-        let mac = self.shared.resolve(now, owner, path.to)?;
-        let config = &self.shared.config;
+        let mac = self.resolve(now, owner, path.to)?;
+        let config = &self.config;
         let udp_len = UDP_HEADER_LEN + payload_len;
         let mut headers = DatagramHeaders {
             bytes: [0; HEADERS_MAX],
@@ -274,7 +254,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Sends a datagram of RoCEv2: these headers, then `payload`, of the length that they announce.
     /// Returns `false` if the sink has no room.
     #[inline]
-    pub fn send_roce(
+    pub fn send_roce<R>(
         &mut self,
         headers: &DatagramHeaders,
         payload: &[u8],
@@ -295,7 +275,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let len = headers.len();
         let fill = |room: &mut [u8]| room.copy_from_slice(&headers.bytes[..len]);
         let sent = sink.send_frame(len, &meta, fill, [PayloadPiece::Bytes(payload)]);
-        self.shared.stats.frames_out += u64::from(sent);
+        self.stats.frames_out += u64::from(sent);
         sent
     }
 }

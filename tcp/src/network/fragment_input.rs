@@ -8,11 +8,12 @@
 use core::net::{IpAddr, Ipv6Addr};
 
 use crate::base::buffer::RecvBuf;
-use crate::connection::context::SharedState;
+use crate::base::time::Instant;
 use crate::ip::reassembly::{
     DatagramKey, Fragment, FragmentOutcome, ReassembledDatagram, ReassemblyTable,
 };
 use crate::link::control_queue::Origin;
+use crate::network::Network;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::constants::{PROTOCOL_ICMPV6, PROTOCOL_TCP};
 use crate::wire::extension_headers::{self, WalkEnd};
@@ -139,49 +140,49 @@ impl<B: RecvBuf> ReassemblyTable<B> {
     #[cold]
     pub(super) fn receive(
         &mut self,
-        sh: &mut SharedState,
+        net: &mut Network,
+        now: Instant,
         header: Option<usize>,
         buffer: B,
         src_mac: [u8; 6],
     ) -> Option<ReceivedDatagram<B>> {
-        let now = sh.now;
         let fragment = parse(buffer.chunk(), header)?;
         let (src, dst) = (fragment.key.src, fragment.key.dst);
-        if !sh.is_own_address(dst) {
-            sh.stats.not_for_us += 1;
+        if !net.is_own_address(dst) {
+            net.stats.not_for_us += 1;
             return None;
         }
-        if !sh.can_be_peer(src, src_mac) {
-            sh.stats.martians += 1;
+        if !net.can_be_peer(src, src_mac) {
+            net.stats.martians += 1;
             return None;
         }
-        sh.stats.reassembly_required += 1;
+        net.stats.reassembly_required += 1;
         if let Err(error) = check(&fragment, buffer.chunk(), buffer.remaining()) {
-            sh.stats.reassembly_fails += 1;
+            net.stats.reassembly_fails += 1;
             if let Some(error) = error
                 && !(fragment.start == 0 && is_icmp_error(&fragment, buffer.chunk()))
             {
                 let origin = Origin { src_mac, src, dst };
-                let stats = &mut sh.stats;
-                sh.control_queue
+                let stats = &mut net.stats;
+                net.control_queue
                     .icmp_error(now, &origin, error, buffer.chunk(), stats);
             }
             return None;
         }
-        let from = (src_mac, !sh.control_queue.silent);
-        let limits = &sh.config.reassembly;
-        let failed = &mut sh.stats.reassembly_fails;
+        let from = (src_mac, !net.control_queue.silent);
+        let limits = &net.config.reassembly;
+        let failed = &mut net.stats.reassembly_fails;
         match self.insert(now, &fragment, buffer, from, limits, failed) {
             FragmentOutcome::Kept => None,
             FragmentOutcome::Failed => {
-                sh.stats.reassembly_fails += 1;
+                net.stats.reassembly_fails += 1;
                 None
             }
             FragmentOutcome::Complete(whole) => {
                 let (src_mac, is_copy) = (whole.first.src_mac, !whole.first.ours);
-                let silent = core::mem::replace(&mut sh.control_queue.silent, is_copy);
-                let received = content_of(sh, whole);
-                sh.control_queue.silent = silent;
+                let silent = core::mem::replace(&mut net.control_queue.silent, is_copy);
+                let received = content_of(net, now, whole);
+                net.control_queue.silent = silent;
                 let (content, buffer) = received?;
                 Some(ReceivedDatagram {
                     content,
@@ -196,11 +197,10 @@ impl<B: RecvBuf> ReassemblyTable<B> {
     /// Drops datagrams whose reassembly timed out. If the first fragment was received, an ICMP error is
     /// sent to the source (RFC 792, RFC 4443 section 3.3).
     #[cold]
-    pub(super) fn give_up(&mut self, sh: &mut SharedState) {
-        let now = sh.now;
+    pub(super) fn give_up(&mut self, net: &mut Network, now: Instant) {
         while let Some((key, first, head)) = self.take_expired(now) {
-            sh.stats.reassembly_timeouts += 1;
-            sh.stats.reassembly_fails += 1;
+            net.stats.reassembly_timeouts += 1;
+            net.stats.reassembly_fails += 1;
             let Some(head) = head else { continue };
             let packet = head.chunk();
             let header = key.dst.is_ipv6().then_some(first.named);
@@ -213,8 +213,8 @@ impl<B: RecvBuf> ReassemblyTable<B> {
                 dst: key.dst,
             };
             let error = IcmpError::reassembly_time_exceeded(key.dst.is_ipv6());
-            sh.control_queue
-                .icmp_error(now, &origin, error, packet, &mut sh.stats);
+            net.control_queue
+                .icmp_error(now, &origin, error, packet, &mut net.stats);
         }
     }
 }
@@ -222,15 +222,16 @@ impl<B: RecvBuf> ReassemblyTable<B> {
 /// Returns the content of a reassembled datagram. `None`: it has none for us, and was answered if
 /// required.
 fn content_of<B: RecvBuf>(
-    sh: &mut SharedState,
+    net: &mut Network,
+    now: Instant,
     whole: ReassembledDatagram<B>,
 ) -> Option<(FrameContent, B)> {
-    let (now, stats) = (sh.now, &mut sh.stats);
+    let stats = &mut net.stats;
     let (src, dst) = (whole.key.src, whole.key.dst);
     let src_mac = whole.first.src_mac;
     // Our MSS keeps segments within our MTU, and a connection counts a segment as one buffer, so a
     // longer segment is rejected.
-    let too_long = whole.at + whole.len() > usize::from(sh.config.mtu);
+    let too_long = whole.at + whole.len() > usize::from(net.config.mtu);
     let (next, at, named) = if dst.is_ipv4() {
         (whole.first.next, whole.at, 9)
     } else {
@@ -250,7 +251,7 @@ fn content_of<B: RecvBuf>(
                 stats.header_errors += 1;
                 if !extension_headers::carries_icmp_error(packet, whole.first.next, whole.at) {
                     let origin = Origin { src_mac, src, dst };
-                    sh.control_queue
+                    net.control_queue
                         .icmp_error(now, &origin, error, packet, stats);
                 }
                 return None;
@@ -286,7 +287,7 @@ fn content_of<B: RecvBuf>(
             if next != frame::NO_NEXT_HEADER || dst.is_ipv4() {
                 let origin = Origin { src_mac, src, dst };
                 let packet = whole.head.chunk();
-                sh.control_queue
+                net.control_queue
                     .icmp_error(now, &origin, error, packet, stats);
             }
             return None;

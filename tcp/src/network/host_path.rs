@@ -1,4 +1,4 @@
-//! Frames for the kernel's stack, on a device that both stacks share ([`crate::StackConfig::host`]).
+//! Frames for the kernel's stack, on a device that both stacks share ([`crate::NetConfig::host`]).
 //!
 //! Frames of our connections pay nothing for this: they reach their connection before the frame owner
 //! is determined. All other frames are ours or the kernel's:
@@ -25,12 +25,11 @@
 use core::net::{IpAddr, Ipv4Addr};
 
 use crate::base::buffer::RecvBuf;
-use crate::config::StackConfig;
-use crate::connection::context::SharedState;
-use crate::stack::datagrams::udp_to_port;
+use crate::net_config::NetConfig;
+use crate::network::Network;
+use crate::network::datagrams::udp_to_port;
 use crate::wire::bytes::read_u32;
 use crate::wire::constants::{PROTOCOL_TCP, ROCE_PORT};
-use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::FrameContent;
 
 /// Types of ICMPv4 errors (RFC 792) and of neighbour discovery (RFC 4861).
@@ -56,7 +55,7 @@ pub(super) struct HostFrames<B>(pub Vec<B>);
 
 impl<B: RecvBuf> HostFrames<B> {
     /// Returns an empty list, with memory if the device is shared.
-    pub(super) fn new(config: &StackConfig) -> Self {
+    pub(super) fn new(config: &NetConfig) -> Self {
         let most = config.host.as_ref().map_or(0, |_| FRAMES_MAX);
         HostFrames(Vec::with_capacity(most))
     }
@@ -64,39 +63,21 @@ impl<B: RecvBuf> HostFrames<B> {
     /// Queues a frame after restoring the `stripped` bytes of headers (0: a reassembled datagram, for
     /// which no frame exists).
     #[cold]
-    pub(super) fn hand_over(&mut self, shared: &mut SharedState, mut frame: B, stripped: usize) {
+    pub(super) fn hand_over(&mut self, net: &mut Network, mut frame: B, stripped: usize) {
         // A copy of a frame that another worker received: that worker hands it over.
-        if shared.control_queue.silent {
+        if net.control_queue.silent {
             return;
         }
         if stripped == 0 || self.0.len() >= FRAMES_MAX || !frame.retreat(stripped) {
-            shared.stats.host_drops += 1;
+            net.stats.host_drops += 1;
             return;
         }
-        shared.stats.host_frames += 1;
+        net.stats.host_frames += 1;
         self.0.push(frame);
     }
 }
 
-impl SharedState {
-    /// Returns whether a segment that matches no connection here belongs to the kernel.
-    #[cold]
-    pub(super) fn is_host_segment(&self, key: &FlowKey) -> bool {
-        let Some(host) = &self.config.host else {
-            return false;
-        };
-        // One of our own connects, looped back: the kernel accepts nothing from its own address.
-        if self.is_own_address(key.remote().ip()) {
-            return false;
-        }
-        let local = key.local();
-        if host.addresses.contains(&local.ip()) {
-            !host.ports.contains(local.port()) && self.listeners.find(local).is_none()
-        } else {
-            !self.is_own_address(local.ip())
-        }
-    }
-
+impl Network {
     /// Determines the owner of a frame that carries no TCP segment. `frame` starts with the content `what`.
     pub(super) fn owner_of_frame<B: RecvBuf>(&self, what: &FrameContent, frame: &B) -> FrameOwner {
         let Some(host) = &self.config.host else {
