@@ -13,12 +13,13 @@ use siw_host::{HostPath, HostSettings};
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
 use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
+use siw_net::{
+    IpCidr, LearnedRoutes, NetConfig, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, Steering,
+    WorkerSteering,
+};
 use siw_ports::{Port, RxQueue, TxQueue, XdpLink};
 use siw_shm::device_identity::GidTable;
-use siw_tcp::{
-    IpCidr, LearnedRoutes, NetConfig, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig,
-    Steering, TcpConfig, TsoLimits, WorkerSteering,
-};
+use siw_tcp::{StackConfig, TcpConfig, TsoLimits};
 
 use crate::config::{
     CrcSetting, DeviceConfig, LEAST_WINDOW, LinkSource, MacAddress, MarkersName, OutOfOrderName,

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use siw_host::ports::HostPorts;
+use siw_net::{LearnedRoutes, Steering};
 use siw_shm::device_identity::{GidTable, interface_index};
 use siw_shm::persona::Persona;
-use siw_tcp::{LearnedRoutes, Steering};
 
 use crate::config::{Cidr, DeviceConfig, PermanentNeighbour};
 

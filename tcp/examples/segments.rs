@@ -6,10 +6,10 @@
 use std::cell::RefCell;
 use std::time::Instant as Clock;
 
-use siw_tcp::{
-    ConnId, Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RecvBuf, RxChecksum,
-    Stack,
+use siw_net::{
+    ConnId, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RecvBuf, RxChecksum,
 };
+use siw_tcp::{Events, Stack};
 use siw_tcp_sim::host_config;
 
 static PAYLOAD: [u8; 9000] = [7; 9000];

@@ -3,8 +3,9 @@
 use core::time::Duration;
 use std::hash::{BuildHasher, RandomState};
 
+use siw_net::{IpCidr, NetConfig};
+
 use crate::base::error::StackError;
-use crate::net_config::{IpCidr, NetConfig};
 
 /// Limits of one super-segment for TCP segmentation offload by the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,9 +98,9 @@ pub struct TcpConfig {
     /// Maximum number of connections, including TIME-WAIT (the oldest of those are evicted).
     pub max_connections: usize,
     /// Leave checksums to the sink, which completes them in software
-    /// ([`crate::TxChecksum::Partial`]).
+    /// ([`siw_net::TxChecksum::Partial`]).
     pub tx_checksum: bool,
-    /// TSO limits if the port segments super-segments ([`crate::FrameMeta::tso_segsz`]). Needs
+    /// TSO limits if the port segments super-segments ([`siw_net::FrameMeta::tso_segsz`]). Needs
     /// `tx_checksum` off, because only the port can then compute checksums.
     pub tso: Option<TsoLimits>,
     /// Keepalive probes (RFC 9293 section 3.8.4) of every connection; `None`: none are sent.

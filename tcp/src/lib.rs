@@ -1,8 +1,9 @@
-//! A sans-IO TCP/IP stack that keeps record boundaries: the transport under siwd's iWARP.
+//! A sans-IO TCP that keeps record boundaries, over the network layer of the crate `siw-net`: the transport
+//! under siwd's iWARP.
 //!
 //! One [`Stack`] is one device in one worker. It does no I/O, reads no clock (the caller passes
-//! [`Instant`]s), starts no thread and knows no DPDK, so that a test runs it in virtual time. A worker
-//! repeats:
+//! [`Instant`](siw_net::Instant)s), starts no thread and knows no DPDK, so that a test runs it in virtual
+//! time. A worker repeats:
 //!
 //! | call | effect |
 //! |---|---|
@@ -13,7 +14,7 @@
 //! | [`Stack::push_record`], [`Stack::flush`] | queue records; send them, with the ACK of the received data |
 //! | [`Stack::poll`] | serves timers and sends pending output: ACKs, retransmissions, ARP |
 //!
-//! Frames go to a [`FrameSink`]; in the daemon the sink fills DPDK mbufs.
+//! Frames go to a [`FrameSink`](siw_net::FrameSink); in the daemon the sink fills DPDK mbufs.
 //! [`Stack::next_deadline`] returns the time at which `poll` is due if no frame arrives before.
 //!
 //! **Records.** The upper layer pushes records: a length and a handle `R` from which the sink gathers
@@ -29,10 +30,8 @@
 //! Two stacks in one process, joined by a link in memory:
 //!
 //! ```
-//! use siw_tcp::{
-//!     Events, FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, PayloadPiece, RxChecksum, Stack,
-//!     StackConfig, StackError, VecBuf,
-//! };
+//! use siw_net::{FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, PayloadPiece, RxChecksum, VecBuf};
+//! use siw_tcp::{Events, Stack, StackConfig, StackError};
 //!
 //! /// Collects the frames of one stack; records are plain vectors.
 //! #[derive(Default)]
@@ -88,7 +87,7 @@
 //! }
 //!
 //! /// Returns the connection of the next event of this kind.
-//! fn expect_event(host: &mut Host, expected: Events) -> siw_tcp::ConnId {
+//! fn expect_event(host: &mut Host, expected: Events) -> siw_net::ConnId {
 //!     loop {
 //!         let (id, _user, events) = host.next_event().expect("an event");
 //!         if events.contains(expected) {
@@ -121,11 +120,11 @@
 //!
 //! # Relation to smoltcp
 //!
-//! smoltcp's wire types parse and build ARP, NDP, ICMPv6, the IP headers of ICMP messages and IP
-//! fragments, and they are the reference in this crate's property tests: segments, options, header
-//! templates, IP and extension headers are compared with them in both directions.
+//! The network layer below TCP is the crate `siw-net`, which uses smoltcp's wire types on slow paths. Here
+//! they are the reference in property tests: segments, options and header templates are compared with them
+//! in both directions.
 //!
-//! The rest is written here, because smoltcp is made for small devices and this stack for many
+//! TCP is written here, because smoltcp is made for small devices and this stack for many
 //! connections at line rate:
 //! - smoltcp's sockets copy bytes through a buffer of each socket and know no record boundaries; here
 //!   received buffers are moved, not copied, and records are gathered when they are sent.
@@ -143,11 +142,7 @@ mod config;
 mod congestion;
 mod connection;
 mod flow;
-mod ip;
-mod link;
 mod loss;
-mod net_config;
-mod network;
 mod path_mtu;
 mod queues;
 #[cfg(test)]
@@ -156,31 +151,14 @@ mod stack;
 mod tcb;
 mod wire;
 
-pub use base::buffer::{RecvBuf, VecBuf};
 pub use base::error::StackError;
 pub use base::events::Events;
-pub use base::frame_info::{FrameInfo, RxChecksum};
-pub use base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
-pub use base::ids::{ConnId, ListenerId};
-pub use base::net_error::NetError;
-pub use base::net_stats::NetStats;
-pub use base::quota_owner::{OwnerScope, QuotaOwner};
+pub use base::ids::ListenerId;
 pub use base::retransmissions::Retransmissions;
 pub use base::sequence::SeqNr;
 pub use base::state::TcpState;
 pub use base::stats::{StackStats, TcpStats};
-pub use base::time::Instant;
 pub use config::{CongestionControl, Keepalive, StackConfig, TcpConfig, TsoLimits};
-pub use flow::port_set::PortSet;
-pub use flow::steering::{Destination, Steering, WorkerSteering};
-pub use flow::toeplitz::{DEFAULT_RSS_KEY, SYMMETRIC_RSS_KEY, Toeplitz};
-pub use link::address_conflicts::AddressConflict;
-pub use net_config::{
-    HostShare, IpCidr, LearnedRoutes, NeighbourConfig, NetConfig, ReassemblyConfig, Route,
-};
-pub use network::datagrams::{Datagram, DatagramOutcome, PortMapperEvent};
-pub use network::roce::{DatagramError, DatagramHeaders, DatagramPath, RoceDatagram};
 pub use queues::receive_queue::ReceiveQueue;
 pub use stack::transmit::NewRecords;
 pub use stack::{Stack, TcpInfo};
-pub use wire::checksum;

@@ -8,13 +8,14 @@
 use core::net::IpAddr;
 use std::collections::HashMap;
 
+use siw_net::{Instant, MIN_PATH_MTU_V6};
+
 use crate::base::events::Events;
-use crate::base::time::{Instant, to_long_ticks};
+use crate::base::time::to_long_ticks;
 use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::connection::path::PathState;
-use crate::network::quoted_segment::MIN_V6;
 use crate::queues::send_buffer::{InFlightSegment, SACKED};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
@@ -156,7 +157,7 @@ impl<B, R> Connection<B, R> {
         // The peer's answer may take several timeouts, so their number alone does not select the
         // smallest size.
         let mtu = if path.template.is_v6() {
-            MIN_V6
+            MIN_PATH_MTU_V6
         } else if first > u32::from(path.emss_for(tcb, BASE)) {
             BASE
         } else if sender.timeouts_in_row() >= 2 * SUSPICIOUS {

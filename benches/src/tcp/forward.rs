@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use dpdk::{Mbuf, MbufCache};
+use siw_net::Instant;
 use siw_ports::{ReceiveQueue, TransmitQueue};
-use siw_tcp::Instant;
 
 use super::link::PortEnd;
 

@@ -7,8 +7,8 @@ use dpdk::{
     ChecksumStatus, Eal, EalConfig, ExtMemory, MbufCache, Mempool, OwnedMemory, PortConfig,
     RegisteredThread, RxBatch, TrackerPool, TxBatch, hugepage_sizes,
 };
+use siw_net::RxChecksum;
 use siw_ports::{Port, RxQueue, TxQueue};
-use siw_tcp::RxChecksum;
 
 use super::sink::PayloadSource;
 

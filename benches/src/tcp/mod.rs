@@ -11,7 +11,7 @@ pub mod pair;
 pub mod raw;
 mod sink;
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 /// Payload of a full segment at an MTU of 1500 with timestamps.
 pub const MSS: usize = 1448;

@@ -6,11 +6,9 @@ use anyhow::{anyhow, bail};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use siw_net::{ConnId, FrameInfo, Instant, IpCidr};
 use siw_ports::{ReceiveQueue, TransmitQueue};
-use siw_tcp::{
-    CongestionControl, ConnId, Events, FrameInfo, Instant, IpCidr, Stack, StackConfig, StackStats,
-    TsoLimits,
-};
+use siw_tcp::{CongestionControl, Events, Stack, StackConfig, StackStats, TsoLimits};
 
 use super::forward::ImpairedLink;
 use super::link::{MEMORY_BYTES, PortEnd, SourceMemory};

@@ -2,8 +2,8 @@
 //! daemon, or as unwritten buffer bytes for ports without reference support.
 
 use dpdk::{ChainBuilder, ExtTracker, Mbuf, MbufCache, TxOffload};
+use siw_net::{FrameMeta, FrameSink, PayloadPiece};
 use siw_ports::TransmitQueue;
-use siw_tcp::{FrameMeta, FrameSink, PayloadPiece};
 
 use super::link::PortEnd;
 

@@ -1,7 +1,7 @@
 //! Conversion of frames between a port and the TAP: VLAN tags, and checksums that the port left
 //! out.
 
-use siw_tcp::checksum::OnesComplementSum;
+use siw_net::checksum::OnesComplementSum;
 
 /// Length of the two Ethernet addresses.
 const ADDRESSES: usize = 12;

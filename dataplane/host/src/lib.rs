@@ -44,7 +44,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use siw_tcp::IpCidr;
+use siw_net::IpCidr;
 
 use crate::ports::{ClaimError, HostPorts};
 

@@ -30,7 +30,7 @@ use nix::sys::socket::{
     recv, send, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
-use siw_tcp::IpCidr;
+use siw_net::IpCidr;
 
 /// Size of the receive buffer: the kernel puts less into one answer.
 const RECEIVE_BYTES: usize = 64 << 10;

@@ -35,7 +35,7 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, getsockname, setsockopt, socket,
     sockopt,
 };
-use siw_tcp::{HostShare, PortSet};
+use siw_net::{HostShare, PortSet};
 
 /// A port could not be claimed against the kernel.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use siw_tcp::{LearnedRoutes, Route};
+use siw_net::{LearnedRoutes, Route};
 
 use crate::netlink::{KernelChange, KernelNeighbour, KernelRoute, RouteSocket};
 

@@ -739,7 +739,7 @@ impl DeviceConfig {
         let near = self.addresses.get_ref().iter().any(|cidr| match router {
             IpAddr::V6(address) if address.is_unicast_link_local() => cidr.addr.is_ipv6(),
             _ => {
-                cidr.addr != router && siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(router)
+                cidr.addr != router && siw_net::IpCidr::new(cidr.addr, cidr.prefix).contains(router)
             }
         });
         let mut addresses = self.addresses.get_ref().iter();

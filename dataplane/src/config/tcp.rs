@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use siw_tcp::{CongestionControl, Keepalive, NeighbourConfig, TcpConfig};
+use siw_net::NeighbourConfig;
+use siw_tcp::{CongestionControl, Keepalive, TcpConfig};
 use toml::Spanned;
 
 use super::{ByteSize, MacAddress};

@@ -1,7 +1,7 @@
 //! The loop of a pinned thread: batch after batch while there is work, spinning for a while when
 //! there is none, then sleep.
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 use super::clock::TscClock;
 use super::idle::Idle;

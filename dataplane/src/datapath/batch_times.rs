@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 // From the C library: rustix looks up the vDSO by itself, which valgrind has removed.
 use nix::time::{ClockId, clock_gettime};
 

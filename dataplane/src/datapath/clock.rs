@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 /// Converts TSC ticks to nanoseconds since the clock was created.
 #[derive(Debug, Clone)]

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use dpdk::{BURST, Mbuf, MbufCache};
-use siw_tcp::{Destination, FrameInfo, Instant, RxChecksum, Steering};
+use siw_net::{Destination, FrameInfo, Instant, RxChecksum, Steering};
 
 use super::clock::TscClock;
 use super::inbox::{ForwardPurpose, ForwardedFrame, WorkerInbox};

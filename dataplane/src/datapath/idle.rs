@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 use super::port::WorkerPort;
 use crate::config::IdlePolicy;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crossbeam::queue::ArrayQueue;
 use dpdk::{Mbuf, TxBatch};
 use siw_host::WorkerQueue;
+use siw_net::RxChecksum;
 use siw_shm::doorbell::SleepFlag;
-use siw_tcp::RxChecksum;
 
 /// Capacity of a worker's queue of forwarded frames.
 const FORWARD_QUEUE_DEPTH: usize = 2048;

@@ -10,10 +10,10 @@
 use std::time::Duration;
 
 use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload};
-use siw_ports::{TransmitQueue, TxQueue};
-use siw_tcp::{
+use siw_net::{
     FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RxChecksum, TxChecksum, checksum,
 };
+use siw_ports::{TransmitQueue, TxQueue};
 
 use super::inbox::ProxyTx;
 use super::loss::{CONFIGURED_LOSS, FrameLoss, MEANING_OF_LOSS};

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use dpdk::{BURST, Mbuf, MbufCache, RxBatch};
 use siw_host::HostQueue;
 use siw_iwarp::mpa::MpaConfig;
+use siw_net::{AddressConflict, ConnId, FrameInfo, Instant, RxChecksum, Steering, WorkerSteering};
 use siw_ports::{ReceiveQueue, RxQueue, TxQueue};
-use siw_tcp::{
-    AddressConflict, ConnId, FrameInfo, Instant, RxChecksum, Stack, Steering, WorkerSteering,
-};
+use siw_tcp::Stack;
 
 use super::clock::TscClock;
 use super::inbox::ProxyTx;

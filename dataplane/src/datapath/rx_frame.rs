@@ -5,7 +5,8 @@ use std::cell::RefCell;
 
 use dpdk::{ChecksumStatus, Mbuf, MbufCache, Segments};
 use siw_iwarp::RxStream;
-use siw_tcp::{ReceiveQueue, RecvBuf, RxChecksum};
+use siw_net::{RecvBuf, RxChecksum};
+use siw_tcp::ReceiveQueue;
 
 thread_local! {
     /// Buffers dropped since the last [`recycle_dropped_frames`]; frames are dropped deep inside
@@ -279,9 +280,8 @@ impl RxStream for FrameBytes<'_> {
 #[cfg(test)]
 mod tests {
     use dpdk::{ChainBuilder, Mempool};
-    use siw_tcp::{
-        Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, Stack, TsoLimits, VecBuf,
-    };
+    use siw_net::{FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, VecBuf};
+    use siw_tcp::{Events, Stack, TsoLimits};
     use siw_tcp_sim::{Pattern, VecSink, append_payload, host_config};
 
     use super::*;

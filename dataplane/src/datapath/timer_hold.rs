@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 /// Decides whether TCP's timers run in the current batch.
 #[derive(Default)]

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use siw_iwarp::TxRecord;
+use siw_net::Instant;
 use siw_shm::SharedMemory;
-use siw_tcp::Instant;
 
 use super::ext_bufs::{ExtBufRefs, HeldFrames};
 use super::messages::Event;

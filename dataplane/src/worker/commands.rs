@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 use super::Worker;
 use super::listen::ListenRequest;

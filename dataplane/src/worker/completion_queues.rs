@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::owned_objects::OwnedObjects;
 use super::slots::QpSlot;
 use crate::ids::{ClientId, CqId};
+use siw_net::Instant;
 use siw_shm::{CqProducer, Wc};
-use siw_tcp::Instant;
 
 /// Nanoseconds until an event that found its channel full is retried.
 const EVENT_RETRY_INTERVAL: u64 = 1_000_000;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use siw_iwarp::NegotiatedParameters;
 use siw_iwarp::mpa::{InitiatorStep, MpaCrcPolicy, MpaInitiator};
-use siw_tcp::{ConnId, Events, Instant, NetError, StackError};
+use siw_net::{ConnId, Instant, NetError};
+use siw_tcp::{Events, StackError};
 
 use super::conn_owner::ConnOwner;
 use super::connections::Connections;

@@ -18,7 +18,8 @@ use dpdk::MbufCache;
 use siw_host::netlink::KernelNeighbour;
 use siw_iwarp::{CloseReason, QpEvent, QueuePair, RdmapState, TxRecord};
 use siw_memory::Stag;
-use siw_tcp::{ConnId, Instant, IpCidr, LearnedRoutes, TcpInfo, TcpState};
+use siw_net::{ConnId, Instant, IpCidr, LearnedRoutes};
+use siw_tcp::{TcpInfo, TcpState};
 
 use super::conn_owner::ConnOwner;
 use super::context::{QpView, WorkerContext};

@@ -9,23 +9,23 @@
 //! so that each worker knows where a datagram belongs. A datagram is copied twice at its sender: the ICRC
 //! must be that of the bytes that leave, which the client may change meanwhile.
 //!
-//! [`Steering::owner_of_datagrams`]: siw_tcp::Steering::owner_of_datagrams
+//! [`Steering::owner_of_datagrams`]: siw_net::Steering::owner_of_datagrams
 
 use std::net::SocketAddr;
 
 use dpdk::{Mbuf, MbufCache};
 use siw_iwarp::{QpEnv, QpEvent, RingFault, RxStream, TxRecord};
 use siw_memory::{KeyError, KeyReader, Stag};
+use siw_net::{
+    DatagramError, DatagramHeaders, DatagramPath, Instant, QuotaOwner, RecvBuf, RoceDatagram,
+    RxChecksum,
+};
 use siw_roce::{
     DEFAULT_PKEY, HEADERS_MAX, ICRC_LEN, Icrc, MAX_QPN, PKEY_MASK, UdError, UdHeader,
     destination_qpn, pad_of, path_mtu,
 };
 use siw_shm::control::{CONTROLLED_QKEY, GRH_LEN};
 use siw_shm::{Access, Opcode, SendWqe, Sge, Wc, WcFlags, WcOpcode, WcStatus, WrFlags};
-use siw_tcp::{
-    DatagramError, DatagramHeaders, DatagramPath, Instant, QuotaOwner, RecvBuf, RoceDatagram,
-    RxChecksum,
-};
 
 use super::Worker;
 use super::connections::Connections;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 use super::slots::{PendingSlot, QpSlot};
 use crate::ids::{ClientId, ResolutionId};

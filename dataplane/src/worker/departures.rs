@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 use super::connections::Connections;
 use super::messages::Command;

@@ -61,8 +61,9 @@ use std::time::Duration;
 use siw_iwarp::{
     CloseKind, CloseReason, DrainState, NegotiatedParameters, QueuePair, RdmapState, TerminateCode,
 };
+use siw_net::{ConnId, Instant};
 use siw_shm::control;
-use siw_tcp::{ConnId, Instant, TcpInfo, TcpState};
+use siw_tcp::{TcpInfo, TcpState};
 
 use super::connections::{Connections, has_no_data_in_flight};
 use super::deadlines::DeadlineOwner;

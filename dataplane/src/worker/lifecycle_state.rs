@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use siw_iwarp::mpa::{MpaConfig, MpaInitiator};
 use siw_iwarp::port_mapper::PortMapperMessage;
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 use super::completion_queues::CqeId;
 use super::datagrams::DatagramState;

@@ -6,8 +6,8 @@
 //! The client stays in its worker until its last stream has ended: see `departures.rs`.
 
 use siw_iwarp::RdmapState;
+use siw_net::Instant;
 use siw_shm::{SendData, SendWqe, SendWr, WrFlags};
-use siw_tcp::Instant;
 
 use super::connections::Connections;
 use super::lifecycle::STALL_TIMEOUT;

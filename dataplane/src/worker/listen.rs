@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use siw_iwarp::mpa::{MpaResponder, ResponderStep};
+use siw_net::{ConnId, Instant};
 use siw_shm::control::MpaOptions;
-use siw_tcp::{ConnId, Events, Instant};
+use siw_tcp::Events;
 
 use super::conn_owner::ConnOwner;
 use super::connect::too_many_connections;

@@ -10,9 +10,9 @@ use siw_host::netlink::KernelNeighbour;
 use siw_iwarp::port_mapper::PortMapperMessage;
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
+use siw_net::{DatagramPath, IpCidr};
 use siw_shm::control::FinalSend;
 use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
-use siw_tcp::{DatagramPath, IpCidr};
 
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::drop_reasons::DropCounts;
@@ -369,7 +369,7 @@ pub enum Command {
         /// The device's place in the configuration.
         device: usize,
         /// The routes.
-        routes: Arc<siw_tcp::LearnedRoutes>,
+        routes: Arc<siw_net::LearnedRoutes>,
     },
     /// Reports the kernel's state of a neighbour on a device that is shared with it.
     LearnNeighbour {

@@ -83,8 +83,8 @@ use std::sync::Arc;
 
 use dpdk::{MbufCache, RxBatch};
 use siw_memory::KeyReader;
+use siw_net::Instant;
 use siw_shm::doorbell::SleepFlag;
-use siw_tcp::Instant;
 
 use crate::config::IdlePolicy;
 use crate::datapath::batch_loop::BatchLoop;

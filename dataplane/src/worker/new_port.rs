@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use siw_iwarp::TxRecord;
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 use super::listener_options::PortListeners;
 use crate::datapath::inbox::{ProxyTx, WorkerInbox};

@@ -39,7 +39,7 @@ mod tests {
 
     use dpdk::Mempool;
     use nix::time::{ClockId, clock_gettime};
-    use siw_tcp::Instant;
+    use siw_net::Instant;
 
     use crate::datapath::test_environment;
     use crate::ids::{ClientId, CqId, SrqId};

@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use siw_iwarp::mpa::MpaResponder;
-use siw_tcp::{ConnId, Instant};
+use siw_net::{ConnId, Instant};
 
 use super::messages::GENERATION_MASK;
 use super::owned_objects::OwnedObjects;

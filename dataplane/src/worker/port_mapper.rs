@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use siw_iwarp::TxRecord;
 use siw_iwarp::port_mapper::{PortMapperKind, PortMapperMessage};
-use siw_tcp::{Datagram, DatagramOutcome, Instant, PortMapperEvent, QuotaOwner, Stack};
+use siw_net::{Datagram, DatagramOutcome, Instant, PortMapperEvent, QuotaOwner};
+use siw_tcp::Stack;
 
 use super::lifecycle_state::{LifecycleState, MappingQuery};
 use super::messages::ConnectParams;

@@ -11,7 +11,8 @@
 use std::time::Duration;
 
 use siw_iwarp::{CloseReason, QpEnv, TxRecord};
-use siw_tcp::{ConnId, Events, Instant};
+use siw_net::{ConnId, Instant};
+use siw_tcp::Events;
 
 use super::Worker;
 use super::conn_owner::ConnOwner;

@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use siw_iwarp::TxRecord;
-use siw_tcp::{Instant, QuotaOwner, StackError};
+use siw_net::{Instant, QuotaOwner};
+use siw_tcp::StackError;
 
 use super::deadlines::{DeadlineOwner, Deadlines};
 use super::messages::{Event, ResolutionFailure, ResolutionReport, ResolutionRequest};

@@ -2,7 +2,7 @@
 //! frames to the port.
 
 use siw_iwarp::TxRecord;
-use siw_tcp::{ConnId, Instant};
+use siw_net::{ConnId, Instant};
 
 use super::connections::Connections;
 use super::fpdu_writer::FpduWriter;

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use siw_net::Instant;
 use siw_shm::doorbell::SleepFlag;
-use siw_tcp::Instant;
 
 use super::awaited_frames::SWEEP_INTERVAL;
 use super::parked::Wait;

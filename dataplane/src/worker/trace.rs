@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use dpdk::Mbuf;
-use siw_tcp::{FrameInfo, Instant, RecvBuf};
+use siw_net::{FrameInfo, Instant, RecvBuf};
 
 use super::Worker;
 use super::conn_owner::ConnOwner;

@@ -4,9 +4,10 @@
 use std::mem::offset_of;
 
 use siw_iwarp::{QueuePair, RdmapState};
+use siw_net::{ConnId, Instant, QuotaOwner};
 use siw_shm::control::FinalSend;
 use siw_shm::prefetch::prefetch_lines;
-use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
+use siw_tcp::Events;
 
 use super::lifecycle_state::{LifecycleState, UnpolledCompletions};
 use super::messages::QpSetup;

@@ -1,6 +1,7 @@
 //! One connection: its service, the data it still sends, and the check of received data.
 
-use siw_tcp::{ConnId, Events, Instant, Stack};
+use siw_net::{ConnId, Instant};
+use siw_tcp::{Events, Stack};
 
 use crate::pattern::StreamPattern;
 use crate::record::StreamRecord;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use dpdk::{MbufCache, Mempool, RxBatch};
 use nix::sys::signalfd::SignalFd;
-use siw_tcp::{ConnId, Events, Instant, StackStats};
+use siw_net::{ConnId, Instant};
+use siw_tcp::{Events, StackStats};
 
 use crate::StreamPlan;
 use crate::connection::{StreamConnection, StreamContext};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use siw_tcp::{Events, Instant};
+use siw_net::Instant;
+use siw_tcp::Events;
 
 use crate::connection::StreamContext;
 use crate::endpoint::{Endpoint, EndpointState};

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, StackStats, TcpInfo, VecBuf};
+use siw_net::{ConnId, FrameInfo, Instant, RxChecksum, VecBuf};
+use siw_tcp::{Events, Stack, StackStats, TcpInfo};
 
 use crate::errno::Errno;
 use crate::icmp::{self, IcmpReport};

@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use siw_tcp::checksum::{self, OnesComplementSum};
-use siw_tcp::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
+use siw_net::checksum::{self, OnesComplementSum};
+use siw_net::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 
 use crate::packet::{self, PROTOCOL_ICMPV6};
 

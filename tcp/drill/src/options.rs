@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use siw_tcp::{CongestionControl, IpCidr, Keepalive, StackConfig};
+use siw_net::IpCidr;
+use siw_tcp::{CongestionControl, Keepalive, StackConfig};
 
 /// The stack under test, its peer, and the tolerance of comparisons.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use siw_tcp::checksum::OnesComplementSum;
+use siw_net::checksum::OnesComplementSum;
 
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use siw_tcp::{ConnId, Keepalive, ListenerId, NetError, Stack, StackError};
+use siw_net::{ConnId, NetError};
+use siw_tcp::{Keepalive, ListenerId, Stack, StackError};
 
 use crate::errno::Errno;
 use crate::host::{ConnStatus, Host};
@@ -104,7 +105,7 @@ fn errno_of(error: &StackError) -> Errno {
 
 impl Host {
     /// Returns the stack, which is created by the first call that needs it.
-    fn stack_or_new(&mut self) -> Result<&mut Stack<siw_tcp::VecBuf, Vec<u8>>, Errno> {
+    fn stack_or_new(&mut self) -> Result<&mut Stack<siw_net::VecBuf, Vec<u8>>, Errno> {
         if self.stack.is_none() {
             let stack = Stack::new(self.setup.stack_config(), self.now)
                 .map_err(|error| errno_of(&error))?;

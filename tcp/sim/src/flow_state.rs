@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 use crate::byte_ranges::ByteRanges;
 use crate::wire_view::{SYN, TcpView};

@@ -3,7 +3,7 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-use siw_tcp::checksum::OnesComplementSum;
+use siw_net::checksum::OnesComplementSum;
 
 /// A TCP segment.
 #[derive(Clone, Debug, Default)]

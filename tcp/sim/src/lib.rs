@@ -26,9 +26,8 @@ pub use rng::Rng;
 pub use shared_path::{PathShares, SharedPath};
 pub use sink::{Pattern, RecordBytes, VecSink, append_payload};
 
-use siw_tcp::{
-    FrameInfo, FrameMeta, Instant, IpCidr, RecvBuf, RxChecksum, Stack, StackConfig, VecBuf,
-};
+use siw_net::{FrameInfo, FrameMeta, Instant, IpCidr, RecvBuf, RxChecksum, VecBuf};
+use siw_tcp::{Stack, StackConfig};
 
 use crate::wire_oracle::WireOracle;
 
@@ -381,7 +380,7 @@ impl<R: RecordBytes> SimNet<R> {
     }
 
     /// Flushes one connection.
-    pub fn flush(&mut self, host: usize, id: siw_tcp::ConnId) {
+    pub fn flush(&mut self, host: usize, id: siw_net::ConnId) {
         let now = self.clock(host);
         self.hosts[host].flush(now, id, &mut self.sinks[host]);
         self.drain_sinks();
@@ -471,7 +470,7 @@ impl<R: RecordBytes> SimNet<R> {
 }
 
 /// Reads and consumes all received bytes.
-pub fn read_all<R>(host: &mut Stack<VecBuf, R>, id: siw_tcp::ConnId) -> Vec<u8> {
+pub fn read_all<R>(host: &mut Stack<VecBuf, R>, id: siw_net::ConnId) -> Vec<u8> {
     let Some(rx) = host.receive_queue(id) else {
         return vec![];
     };

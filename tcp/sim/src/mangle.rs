@@ -1,6 +1,6 @@
 //! Changes that nodes on the path make to frames: ECN marks, smaller windows, and ICMP errors.
 
-use siw_tcp::{
+use siw_net::{
     FrameMeta,
     checksum::{OnesComplementSum, tcp_checksum_offset},
 };

@@ -1,7 +1,7 @@
 //! Changes that ports and peers of other kinds make to the frames of a receiver: receive coalescing, and
 //! ACKs without D-SACK blocks.
 
-use siw_tcp::checksum::OnesComplementSum;
+use siw_net::checksum::OnesComplementSum;
 
 use crate::wire_view::{ACK, TcpView, tcp_view};
 

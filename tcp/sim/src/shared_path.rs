@@ -188,7 +188,7 @@ impl SharedPath {
     fn transfer(
         net: &mut SimNet<Pattern>,
         time: Duration,
-        received: &mut HashMap<siw_tcp::ConnId, u64>,
+        received: &mut HashMap<siw_net::ConnId, u64>,
     ) {
         let end = net.now + time;
         while net.step(end) {

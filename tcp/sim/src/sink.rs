@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use siw_tcp::{
+use siw_net::{
     FrameMeta, FrameSink, PayloadPiece, TxChecksum,
     checksum::{self, OnesComplementSum},
 };

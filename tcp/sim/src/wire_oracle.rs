@@ -30,7 +30,8 @@ use std::hash::BuildHasherDefault;
 
 use ahash::AHasher;
 
-use siw_tcp::{Instant, StackStats};
+use siw_net::Instant;
+use siw_tcp::StackStats;
 
 use crate::flow_state::{Flow, FlowSide, NeighbourSearch, SentAgain};
 use crate::sink::Pattern;

@@ -4,7 +4,7 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use siw_tcp::checksum::OnesComplementSum;
+use siw_net::checksum::OnesComplementSum;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;

@@ -1,6 +1,6 @@
 //! Errors of the management calls. The data path returns no errors; it counts them.
 
-use crate::base::net_error::NetError;
+use siw_net::NetError;
 
 /// The reason why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! Counters, with the names of TCP-MIB (RFC 4022) and Linux's TcpExt where these have one.
 
-use crate::base::counters::counters;
-use crate::base::net_stats::NetStats;
+use siw_net::{NetStats, counters};
+
 use crate::base::retransmissions::RetransmissionCause;
 
 /// Counters of one stack since its start, as of one time.

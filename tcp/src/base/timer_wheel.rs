@@ -7,7 +7,7 @@
 //! coarse slot. When this slot begins, its entries move to finer ones: a bounded number of them in one
 //! poll, and no other entry is returned before the last one has moved.
 
-use crate::base::time::Instant;
+use siw_net::Instant;
 
 /// A tick is 2^15 ns, 32.8 us.
 const TICK_SHIFT: u32 = 15;

@@ -11,8 +11,10 @@
 
 use std::collections::BTreeMap;
 
+use siw_net::Instant;
+
 use crate::base::sequence::{SeqNr, StreamPositions};
-use crate::base::time::{Instant, timestamp_at};
+use crate::base::time::timestamp_at;
 use crate::congestion::controller::Controller;
 use crate::congestion::window::CongestionWindow;
 

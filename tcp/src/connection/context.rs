@@ -4,15 +4,16 @@
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
+use siw_net::checksum::{self, OnesComplementSum};
+use siw_net::constants::HEADER_MAX;
+use siw_net::siphash::Key;
+use siw_net::{ConnId, FlowKey, Instant, Network, RandomizedLimit, TableHasher, TokenBucket};
+
 use crate::base::error::StackError;
 use crate::base::events::Events;
-use crate::base::ids::ConnId;
-use crate::base::rate_limits::{RandomizedLimit, TokenBucket};
 use crate::base::retransmissions::RetransmissionCause;
 use crate::base::sequence::SeqNr;
-use crate::base::siphash::Key;
 use crate::base::stats::TcpStats;
-use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
 use crate::config::{StackConfig, TcpConfig, check_tcp_config, held_in};
 use crate::congestion::window::initial_window;
@@ -21,17 +22,13 @@ use crate::connection::held_buffers::HeldBuffers;
 use crate::connection::listeners::Listeners;
 use crate::connection::side_table::{SideFlags, SideTable};
 use crate::connection::stalled::StalledFlows;
+use crate::connection::tso_watch::TsoWatch;
 use crate::flow::table::FlowTable;
-use crate::link::tso_watch::TsoWatch;
-use crate::network::Network;
 use crate::path_mtu::Paths;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::rtt::RtoLimits;
 use crate::tcb::send_variables::SendVariables;
-use crate::wire::checksum::{self, OnesComplementSum};
-use crate::wire::constants::HEADER_MAX;
-use crate::wire::flow_key::{FlowKey, TableHasher};
 use crate::wire::segment::{ACK, FIN, RST, SYN, Segment};
 use crate::wire::template::{SegmentFields, Template};
 
@@ -227,8 +224,8 @@ impl SharedState {
             now,
             rto_limits: RtoLimits::new(&config),
             last_timeout: 0,
-            delayed_ack: crate::base::time::to_nanos(config.delayed_ack),
-            answer_wait: crate::base::time::to_nanos(config.answer_wait),
+            delayed_ack: siw_net::to_nanos(config.delayed_ack),
+            answer_wait: siw_net::to_nanos(config.answer_wait),
             recv_window,
             recv_window_max,
             recv_wscale,

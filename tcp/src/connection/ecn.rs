@@ -1,7 +1,8 @@
 //! Explicit congestion notification: marks on received segments are echoed to the sender (RFC 3168
 //! section 6.1.3; for DCTCP, RFC 8257 section 3.2).
 
-use crate::base::buffer::RecvBuf;
+use siw_net::RecvBuf;
+
 use crate::connection::Connection;
 use crate::connection::context::{EarlyAck, TcpContext};
 use crate::tcb::flags::ConnectionFlags;

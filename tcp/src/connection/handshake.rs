@@ -1,10 +1,11 @@
 //! Opening handshakes: our SYN or SYN-ACK, the options of the peer's, and the transition to
 //! ESTABLISHED.
 
-use crate::base::buffer::RecvBuf;
+use siw_net::{FrameSink, RecvBuf};
+
 use crate::base::events::Events;
-use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::sequence::SeqNr;
+use crate::base::sink_full::SinkFull;
 use crate::base::state::TcpState;
 use crate::base::time::{since_timestamp, timestamp_at};
 use crate::connection::Connection;
@@ -283,7 +284,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         cx.update_active_count(&mut self.tcb, &self.sender.snd);
         if let Some(keepalive) = cx.shared.config.keepalive {
-            let at = cx.now.0 + crate::base::time::to_nanos(keepalive.idle);
+            let at = cx.now.0 + siw_net::to_nanos(keepalive.idle);
             cx.schedule_timer(&mut self.tcb, at);
         }
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);

@@ -1,7 +1,8 @@
 //! Processing of a received segment by its connection (RFC 9293 section 3.10.7): header prediction
 //! for the fast path, all checks for the rest.
 
-use crate::base::buffer::RecvBuf;
+use siw_net::RecvBuf;
+
 use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::connection::Connection;

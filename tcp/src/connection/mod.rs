@@ -20,12 +20,13 @@ pub(crate) mod stalled;
 #[cfg(test)]
 mod tests_without_stack;
 pub(crate) mod timers;
+pub(crate) mod tso_watch;
 
 use core::mem::offset_of;
 
-use crate::base::buffer::RecvBuf;
+use siw_net::{ConnId, FlowKey, RecvBuf};
+
 use crate::base::events::Events;
-use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::connection::closing_list::Closing;
 use crate::connection::context::{SharedState, TcpContext};
@@ -36,7 +37,6 @@ use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::send_variables::SendVariables;
 use crate::tcb::timer::Timer;
-use crate::wire::flow_key::FlowKey;
 
 /// The listener id of connections that have none.
 pub(crate) const NO_LISTENER: u32 = u32::MAX;
@@ -211,7 +211,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
 #[cfg(test)]
 mod tests {
-    use crate::base::buffer::VecBuf;
+    use siw_net::VecBuf;
 
     #[test]
     fn an_idle_connection_costs_512_bytes_128_of_them_hot() {

@@ -2,15 +2,16 @@
 //! as one frame that the port segments (TSO) or, without TSO, as frames whose headers are built
 //! once (GSO). Called by `output`.
 
-use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::{FrameSink, SinkFull};
+use siw_net::constants::HEADER_MAX;
+use siw_net::{FrameSink, RecvBuf};
+
+use crate::base::sink_full::SinkFull;
 use crate::config::TsoLimits;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::queues::send_buffer::{PUSH, SegmentBudget};
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::send_variables::SendFlags;
-use crate::wire::constants::HEADER_MAX;
 use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::SegmentFields;
 

@@ -2,8 +2,10 @@
 //! a time fixed from the start, regardless of the peer's answers: it may keep its window closed and
 //! answer every probe, or acknowledge byte by byte.
 
+use siw_net::to_nanos;
+
 use crate::base::state::TcpState;
-use crate::base::time::{at_ticks, to_nanos, to_ticks};
+use crate::base::time::{at_ticks, to_ticks};
 use crate::connection::closing_list::Closing;
 use crate::connection::context::TcpContext;
 use crate::tcb::Tcb;

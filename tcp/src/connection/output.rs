@@ -1,9 +1,10 @@
 //! Output of a connection: SYNs, retransmissions, new segments, probes and pure ACKs, in that
 //! order.
 
-use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::{FrameSink, SinkFull};
+use siw_net::{FrameSink, RecvBuf};
+
 use crate::base::retransmissions::RetransmissionCause;
+use crate::base::sink_full::SinkFull;
 use crate::base::state::TcpState;
 use crate::congestion::RecoveryPhase;
 use crate::congestion::pacing::PacingCredit;

@@ -3,16 +3,15 @@
 
 use core::net::IpAddr;
 
-use crate::base::frame_sink::{FrameMeta, FrameSink, SinkFull, TxChecksum};
+use siw_net::{FlowKey, FrameMeta, FrameSink, Instant, NeighbourLookup, NetConfig, TxChecksum};
+
+use crate::base::sink_full::SinkFull;
 use crate::base::state::TcpState;
-use crate::base::time::{Instant, timestamp_at};
+use crate::base::time::timestamp_at;
 use crate::connection::context::TcpContext;
-use crate::link::neighbours::NeighbourLookup;
-use crate::net_config::NetConfig;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::receive_variables::ReceiveVariables;
-use crate::wire::flow_key::FlowKey;
 use crate::wire::template::{SegmentFields, Template};
 
 /// No generation of the neighbour table.

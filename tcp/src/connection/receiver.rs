@@ -4,7 +4,8 @@
 
 pub(crate) mod pure_acks;
 
-use crate::base::buffer::RecvBuf;
+use siw_net::RecvBuf;
+
 use crate::base::events::Events;
 use crate::base::sequence::SeqNr;
 use crate::connection::context::TcpContext;

@@ -2,7 +2,9 @@
 //! in use until the sink has taken the frame, so that each peer is told, however many connections
 //! end at once.
 
-use crate::base::frame_sink::{FrameSink, SinkFull};
+use siw_net::FrameSink;
+
+use crate::base::sink_full::SinkFull;
 use crate::base::state::TcpState;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;

@@ -13,7 +13,9 @@ pub(crate) mod ecn;
 pub(crate) mod new_segments;
 pub(crate) mod paced_output;
 
-use crate::base::time::{to_nanos, to_ticks};
+use siw_net::to_nanos;
+
+use crate::base::time::to_ticks;
 use crate::config::CongestionControl;
 use crate::congestion::CongestionState;
 use crate::connection::context::TcpContext;

@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use crate::base::quota_owner::QuotaOwner;
+use siw_net::{Instant, QuotaOwner};
+
 use crate::base::retransmissions::Retransmissions;
-use crate::base::time::Instant;
 
 /// The unit of [`AnswerLimit`], 2^24 ns (17 ms), as a shift; 16 bits of units wrap after 18
 /// minutes.

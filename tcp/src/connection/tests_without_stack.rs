@@ -2,16 +2,16 @@
 
 use core::time::Duration;
 
-use crate::base::buffer::VecBuf;
+use siw_net::{FlowKey, Instant, VecBuf};
+
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::{Instant, to_long_ticks};
+use crate::base::time::to_long_ticks;
 use crate::config::StackConfig;
 use crate::connection::Connection;
 use crate::connection::context::SharedState;
 use crate::path_mtu::RAISE_TICKS;
 use crate::tcb::timer::Timer;
-use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, RST, SYN, Segment};
 
 const START: Instant = Instant(1_000_000_000);

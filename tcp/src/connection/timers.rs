@@ -2,11 +2,12 @@
 //! all deadlines of the connection are checked, and the entry is rescheduled for the earliest
 //! remaining one.
 
-use crate::base::buffer::RecvBuf;
+use siw_net::{RecvBuf, to_nanos};
+
 use crate::base::events::Events;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
-use crate::base::time::{at_ticks, to_nanos, to_ticks};
+use crate::base::time::{at_ticks, to_ticks};
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::side_table::SideFlags;

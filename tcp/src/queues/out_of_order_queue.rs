@@ -6,7 +6,8 @@
 
 use std::collections::VecDeque;
 
-use crate::base::buffer::RecvBuf;
+use siw_net::RecvBuf;
+
 use crate::base::sequence::SeqNr;
 use crate::queues::receive_queue::ReceiveQueue;
 
@@ -379,7 +380,7 @@ pub(crate) struct FilledBlocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::buffer::VecBuf;
+    use siw_net::VecBuf;
 
     #[test]
     fn any_order_and_overlap_gives_the_same_bytes() {

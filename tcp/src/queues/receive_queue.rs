@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::base::buffer::RecvBuf;
+use siw_net::RecvBuf;
 
 /// Prefetch distance: how many pieces ahead of a reader the bytes of a piece are prefetched.
 const PIECES_AHEAD: usize = 2;
@@ -237,7 +237,7 @@ impl<B: RecvBuf> ReceiveQueue<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::buffer::VecBuf;
+    use siw_net::VecBuf;
 
     #[test]
     fn pieces_are_read_and_consumed_across_buffers() {

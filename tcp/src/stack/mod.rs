@@ -13,16 +13,14 @@ use crate::tcb::flags::ConnectionFlags;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use crate::base::buffer::RecvBuf;
+use siw_net::{ConnId, FrameSink, Instant, NetworkInput, QuotaOwner, RecvBuf};
+
 use crate::base::error::StackError;
 use crate::base::events::Events;
-use crate::base::frame_sink::FrameSink;
-use crate::base::ids::{ConnId, ListenerId};
-use crate::base::quota_owner::QuotaOwner;
+use crate::base::ids::ListenerId;
 use crate::base::retransmissions::Retransmissions;
 use crate::base::state::TcpState;
 use crate::base::stats::{StackStats, TcpStats};
-use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
 use crate::config::StackConfig;
 use crate::connection::closing_list::{Closing, ClosingLists};
@@ -31,7 +29,6 @@ use crate::connection::receiver::LONG_PATH;
 use crate::connection::side_table::SideTable;
 use crate::connection::{Connection, NO_LISTENER};
 use crate::flow::table::FlowTable;
-use crate::network::input::NetworkInput;
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::receive::RxPipeline;
 use crate::stack::slots::Slots;

@@ -3,33 +3,27 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use crate::base::buffer::RecvBuf;
+use siw_net::{
+    AddressConflict, ClaimOutcome, Datagram, DatagramError, DatagramHeaders, DatagramOutcome,
+    DatagramPath, FlowKey, FrameSink, Instant, IpCidr, LearnedRoutes, MIN_PATH_MTU_V4,
+    MIN_PATH_MTU_V6, NO_CONNECTION, NeighbourLookup, NetStats, PortMapperEvent, QuotaOwner,
+    ReassembledSegment, Received, RecvBuf, RoceDatagram, RxChecksum, SegmentError,
+    SegmentErrorKind,
+};
+
 use crate::base::error::StackError;
 use crate::base::events::Events;
-use crate::base::frame_info::RxChecksum;
-use crate::base::frame_sink::FrameSink;
-use crate::base::net_stats::NetStats;
-use crate::base::quota_owner::QuotaOwner;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
 use crate::connection::context::SharedState;
 use crate::connection::side_table::SideFlags;
-use crate::link::address_conflicts::AddressConflict;
-use crate::link::neighbours::{ClaimOutcome, NO_CONNECTION, NeighbourLookup};
-use crate::net_config::{IpCidr, LearnedRoutes};
-use crate::network::datagrams::{Datagram, DatagramOutcome, PortMapperEvent};
-use crate::network::input::{ReassembledSegment, Received};
-use crate::network::quoted_segment::{MIN_V4, MIN_V6, SegmentError, SegmentErrorKind};
-use crate::network::roce::{DatagramError, DatagramHeaders, DatagramPath, RoceDatagram};
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
-use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::Segment;
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Processes a copy of a frame that another worker received and answers. Every worker of a device
-    /// needs its information (neighbours, ICMP errors), see [`crate::Destination::AllWorkers`].
+    /// needs its information (neighbours, ICMP errors), see [`siw_net::Destination::AllWorkers`].
     pub fn receive_copy(&mut self, now: Instant, frame: B, checksum: RxChecksum) {
         self.shared.now = now;
         let net = &mut self.shared.net;
@@ -113,7 +107,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(index) = found else { return };
         let conn = &mut self.slots[index];
         let snd = &conn.sender.snd;
-        let min = if key.is_v6() { MIN_V6 } else { MIN_V4 };
+        let min = if key.is_v6() {
+            MIN_PATH_MTU_V6
+        } else {
+            MIN_PATH_MTU_V4
+        };
         let is_in_flight = seq.ge(snd.una) && seq.lt(snd.nxt);
         if conn.tcb.state == TcpState::SynSent || !is_in_flight || mtu < min {
             return;
@@ -257,7 +255,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Number of received buffers in incomplete datagrams, at most
-    /// [`max_fragments`](crate::ReassemblyConfig::max_fragments).
+    /// [`max_fragments`](siw_net::ReassemblyConfig::max_fragments).
     pub fn held_fragments(&self) -> usize {
         self.input.held_fragments()
     }

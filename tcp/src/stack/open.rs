@@ -4,17 +4,14 @@
 use crate::tcb::flags::ConnectionFlags;
 use core::net::{IpAddr, SocketAddr};
 
-use crate::base::buffer::RecvBuf;
+use siw_net::{ConnId, FlowKey, Instant, QuotaOwner, RecvBuf, frame};
+
 use crate::base::error::StackError;
-use crate::base::ids::{ConnId, ListenerId};
-use crate::base::quota_owner::QuotaOwner;
+use crate::base::ids::ListenerId;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
 use crate::stack::Stack;
 use crate::stack::syn_cookies::ReturnedCookie;
-use crate::wire::flow_key::FlowKey;
-use crate::wire::frame;
 use crate::wire::segment::{self, Segment};
 
 /// Ephemeral ports: all that are not reserved (RFC 6056 section 3.2).
@@ -47,7 +44,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// is limited. Neighbour resolution starts at once.
     ///
     /// # Errors
-    /// [`StackError::TooManyUnresolved`], and those of `connect`.
+    /// [`StackError::Net`], and those of `connect`.
     pub fn connect_for(
         &mut self,
         owner: Option<QuotaOwner>,
@@ -145,7 +142,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Opens a connection whose two ends are the same: everything that it sends arrives at itself. The
     /// handshake is a simultaneous open (RFC 9293 section 3.5). `local` must be one of the device's
     /// addresses; the port is drawn. Of the workers that share a device, the one of
-    /// [`Steering::owner_of`](crate::Steering::owner_of) calls this.
+    /// [`Steering::owner_of`](siw_net::Steering::owner_of) calls this.
     ///
     /// # Errors
     /// Those of [`connect`](Self::connect).
@@ -243,7 +240,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             FlowKey::new(from, port, remote.ip(), remote.port())
         };
         let offset = key_with(0)?.hash(self.shared.isn_key) as u32;
-        let time_wait = crate::base::time::to_nanos(self.shared.config.time_wait);
+        let time_wait = siw_net::to_nanos(self.shared.config.time_wait);
         let mut rested = None;
         let home = self.shared.net.config.steering.clone();
         // On an address shared with the kernel, only ports that are reserved for this stack.

@@ -13,11 +13,13 @@
 //! makes a burst of one flow fast: one comparison of header fields per segment, and one update of the
 //! connection per run.
 
-use crate::base::buffer::RecvBuf;
-use crate::base::frame_info::{FrameInfo, RxChecksum};
+use siw_net::bytes::{read_u16, read_u32, read_u64};
+use siw_net::checksum::OnesComplementSum;
+use siw_net::frame::{self, FrameContent, FrameOrigin, LinkIdentity};
+use siw_net::{FlowKey, FrameInfo, Instant, RecvBuf, RxChecksum};
+
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::input::SegmentVerdict;
@@ -27,10 +29,6 @@ use crate::stack::syn_cookies::CookieAck;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::send_variables::SendFlags;
 use crate::tcb::timer::Timer;
-use crate::wire::bytes::{read_u16, read_u32, read_u64};
-use crate::wire::checksum::OnesComplementSum;
-use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{self, FrameContent, FrameOrigin, LinkIdentity};
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment, TS_ALIGNED};
 
 /// Frames in the pipeline. A longer pipeline would evict the first frames from a small cache before
@@ -657,10 +655,9 @@ impl RxCoalescer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::buffer::VecBuf;
-    use crate::wire::constants::HEADER_MAX;
-    use crate::wire::flow_key::FlowKey;
     use crate::wire::template::{SegmentFields, Template};
+    use siw_net::constants::HEADER_MAX;
+    use siw_net::{FlowKey, VecBuf};
 
     #[test]
     fn the_next_segment_is_matched_and_no_damaged_one() {
@@ -710,8 +707,8 @@ mod tests {
                 let payload = *b"0123456789";
                 let mut sum = OnesComplementSum::new();
                 sum.add(&payload);
-                let at = crate::wire::checksum::tcp_checksum_offset(&meta);
-                let done = crate::wire::checksum::complete_tcp_checksum(&frame, &meta, sum);
+                let at = siw_net::checksum::tcp_checksum_offset(&meta);
+                let done = siw_net::checksum::complete_tcp_checksum(&frame, &meta, sum);
                 frame[at..at + 2].copy_from_slice(&done);
                 frame.extend(payload);
                 let good = VecBuf::from(frame.clone());

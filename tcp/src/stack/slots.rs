@@ -3,15 +3,14 @@
 
 use core::ops::{Index, IndexMut};
 
-use crate::base::buffer::RecvBuf;
-use crate::base::ids::ConnId;
+use siw_net::{ConnId, FlowKey, RecvBuf};
+
 use crate::connection::Connection;
 use crate::connection::closing_list::Closing;
 use crate::connection::context::SharedState;
 use crate::queues::send_buffer::SendBuffer;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::send_variables::SendFlags;
-use crate::wire::flow_key::FlowKey;
 
 /// The connections of a stack, by the index of their slot.
 pub(crate) struct Slots<B, R> {

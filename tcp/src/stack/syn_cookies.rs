@@ -7,12 +7,12 @@
 //! timestamp value   clock         | ECN 1 | SACK 1 | window scale 4 (15: none)
 //! ```
 
+use siw_net::{FlowKey, Instant};
+
 use crate::base::sequence::SeqNr;
-use crate::base::time::Instant;
 use crate::base::time::timestamp_at;
 use crate::connection::context::SharedState;
 use crate::connection::handshake::syn_options;
-use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, CWR, ECE, SYN, Segment};
 use crate::wire::template::{SegmentFields, Template};
 

@@ -1,8 +1,8 @@
 //! Access of tests to the state of a stack: resources that it still holds after its connections ended, and a
 //! receiver that reneges.
 
-use crate::base::buffer::RecvBuf;
-use crate::base::ids::ConnId;
+use siw_net::{ConnId, RecvBuf};
+
 use crate::base::state::TcpState;
 use crate::stack::Stack;
 
@@ -60,16 +60,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Computes the initial sequence number of a connection from `local` to `remote` opened at `now`.
     pub fn initial_sequence(
         &self,
-        now: crate::Instant,
+        now: siw_net::Instant,
         local: core::net::SocketAddr,
         remote: core::net::SocketAddr,
     ) -> Option<u32> {
-        let key = crate::wire::flow_key::FlowKey::new(
-            local.ip(),
-            local.port(),
-            remote.ip(),
-            remote.port(),
-        )?;
+        let key = siw_net::FlowKey::new(local.ip(), local.port(), remote.ip(), remote.port())?;
         Some(self.shared.initial_sequence(&key, now).0)
     }
 

@@ -2,11 +2,10 @@
 
 use core::ops::Range;
 
-use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::{FrameSink, SinkFull};
-use crate::base::ids::ConnId;
+use siw_net::{ConnId, FrameSink, Instant, RecvBuf};
+
+use crate::base::sink_full::SinkFull;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
 use crate::queues::send_buffer::SendBuffer;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
@@ -42,7 +41,7 @@ impl<R> NewRecords<'_, R> {
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Returns whether the remote address is one of this stack: its frames are
-    /// [self-addressed](crate::FrameMeta::self_addressed).
+    /// [self-addressed](siw_net::FrameMeta::self_addressed).
     pub fn is_self_addressed(&self, id: ConnId) -> bool {
         self.slots
             .owned(id)

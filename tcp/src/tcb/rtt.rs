@@ -1,6 +1,7 @@
 //! Round-trip time and retransmission timeout (RFC 6298), in nanoseconds.
 
-use crate::base::time::to_nanos;
+use siw_net::to_nanos;
+
 use crate::config::TcpConfig;
 
 /// Bounds of the timeout, from the configuration.

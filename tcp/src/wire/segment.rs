@@ -1,8 +1,9 @@
 //! The TCP header of a received segment (RFC 9293 section 3.1) and its options, read in place.
 
+use siw_net::bytes::{read_u16, read_u32};
+use siw_net::constants::TCP_HEADER_LEN;
+
 use crate::base::sequence::SeqNr;
-use crate::wire::bytes::{read_u16, read_u32};
-use crate::wire::constants::TCP_HEADER_LEN;
 
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;

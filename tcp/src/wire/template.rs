@@ -1,16 +1,16 @@
 //! The headers of a connection's frames (Ethernet, VLAN, IP, TCP), built once and patched for each
 //! segment.
 
-use crate::base::frame_sink::{FrameMeta, TxChecksum};
-use crate::base::sequence::SeqNr;
-use crate::wire::bytes::{read_u32, read_u64};
-use crate::wire::checksum::fold_carries;
-use crate::wire::constants::{
+use siw_net::bytes::{read_u32, read_u64};
+use siw_net::checksum::fold_carries;
+use siw_net::constants::{
     DEFAULT_HOP_LIMIT, ETHERNET_HEADER_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN,
     IPV4_DONT_FRAGMENT, IPV4_HEADER_LEN, IPV4_PLAIN_FIRST_BYTE, IPV6_FIRST_BYTE, IPV6_HEADER_LEN,
     PROTOCOL_TCP, TAGGED_HEADER_LEN, TCP_HEADER_LEN, VLAN_ID_MASK,
 };
-use crate::wire::flow_key::FlowKey;
+use siw_net::{FlowKey, FrameMeta, TxChecksum};
+
+use crate::base::sequence::SeqNr;
 use crate::wire::segment::TS_ALIGNED;
 
 /// Bytes of the longest headers without TCP options: Ethernet, VLAN, IPv6, TCP.
@@ -166,7 +166,7 @@ impl Template {
 
     /// Writes the headers into `out`, which has exactly the length that [`Template::meta`] returns. The TCP
     /// checksum field gets the pseudo-header sum, not complemented, as checksum offload and
-    /// [`crate::checksum::complete_tcp_checksum`] require.
+    /// [`siw_net::checksum::complete_tcp_checksum`] require.
     #[inline]
     pub(crate) fn build(&self, out: &mut [u8], fields: &SegmentFields<'_>) {
         let l2 = usize::from(self.l2);

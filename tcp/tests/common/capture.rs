@@ -14,7 +14,7 @@ use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPa
 use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
-use siw_tcp::Instant;
+use siw_net::Instant;
 use siw_tcp_sim::{RecordBytes, SimNet};
 
 /// Maximum number of frames kept: a longer failing run shows its end.

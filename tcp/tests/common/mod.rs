@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use siw_tcp::{ConnId, Events, StackConfig, TcpState};
+use siw_net::ConnId;
+use siw_tcp::{Events, StackConfig, TcpState};
 use siw_tcp_sim::{Impairment, Pattern, Rng, SentSegment, SimNet, host_config};
 
 pub mod capture;

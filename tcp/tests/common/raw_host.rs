@@ -1,6 +1,7 @@
 //! A host without a stack: it builds each frame that host 1 of a lab receives, and parses the answers.
 
-use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, StackConfig, StackStats};
+use siw_net::{ConnId, FrameInfo, Instant, RxChecksum};
+use siw_tcp::{Events, StackConfig, StackStats};
 use siw_tcp_sim::forge::{Ends, Tcp};
 
 use super::wire::{ACK, Lab, PSH, SYN};

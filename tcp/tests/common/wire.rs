@@ -4,7 +4,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use siw_tcp::{ConnId, Events, StackConfig};
+use siw_net::ConnId;
+use siw_tcp::{Events, StackConfig};
 use siw_tcp_sim::{Pattern, SimNet, host_config};
 
 pub const FIN: u8 = 1;

@@ -16,8 +16,8 @@ fn an_ack_beyond_snd_nxt_dequeues_no_unsent_data() {
     let mut ack = lab.forge(1);
     ack.ack = ack.ack.wrapping_add(25 * 1448);
     lab.net.flush(0, client);
-    let info = siw_tcp::FrameInfo {
-        checksum: siw_tcp::RxChecksum::Unknown,
+    let info = siw_net::FrameInfo {
+        checksum: siw_net::RxChecksum::Unknown,
         rss_hash: 0,
     };
     let now = lab.net.now;
@@ -332,7 +332,7 @@ fn a_batch_gets_one_ack_which_data_carries() {
 
 /// Counts the ACKs without payload that the server sends if it answers a request after `pause`
 /// microseconds.
-fn acks_of_exchange(lab: &mut Lab, [client, server]: [siw_tcp::ConnId; 2], pause: u64) -> u64 {
+fn acks_of_exchange(lab: &mut Lab, [client, server]: [siw_net::ConnId; 2], pause: u64) -> u64 {
     let before = lab.net.hosts[1].stats().tcp.pure_acks_out;
     lab.send(0, client, b"request");
     lab.net.run(Duration::from_millis(5), |net| {

@@ -8,7 +8,8 @@ mod link;
 use std::net::IpAddr;
 
 use common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, pattern};
-use siw_tcp::{ConnId, Events, FrameInfo, RxChecksum, StackStats, TcpState};
+use siw_net::{ConnId, FrameInfo, RxChecksum};
+use siw_tcp::{Events, StackStats, TcpState};
 use siw_tcp_sim::forge::{Ends, Tcp};
 use siw_tcp_sim::{Rng, host_config};
 

@@ -16,10 +16,8 @@ use std::time::Duration;
 
 use common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, icmp_error, pattern};
 use common::{Transfer, configs, micros};
-use siw_tcp::{
-    ConnId, Events, FrameInfo, IpCidr, NeighbourConfig, RxChecksum, Stack, StackConfig, TcpState,
-    TsoLimits, VecBuf,
-};
+use siw_net::{ConnId, FrameInfo, IpCidr, NeighbourConfig, RxChecksum, VecBuf};
+use siw_tcp::{Events, Stack, StackConfig, TcpState, TsoLimits};
 use siw_tcp_sim::{Impairment, host_config};
 
 const MSS: usize = 1448;

@@ -2,7 +2,8 @@
 //! other frames wait, and even if the port accepts only a few frames at a time.
 
 use crate::common::wire::{Lab, Seg};
-use siw_tcp::{ConnId, Events};
+use siw_net::ConnId;
+use siw_tcp::Events;
 use siw_tcp_sim::host_config;
 
 const COUNT: usize = 1000;

@@ -2,7 +2,8 @@
 //! sender can exhaust the answers to others.
 
 use crate::common::wire::{ACK, Lab, PSH, RST, SYN, Seg};
-use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
+use siw_net::{FrameInfo, RxChecksum, VecBuf};
+use siw_tcp::{Events, TcpState};
 use siw_tcp_sim::host_config;
 
 /// Returns the segments with which host 1 answers at once.

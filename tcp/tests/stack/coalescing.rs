@@ -2,7 +2,7 @@
 //! the same result as one by one, however the port delivers and accepts them.
 
 use crate::common::wire::{ACK, ECE, FIN, Lab, PSH, Seg, pattern};
-use siw_tcp::{FrameInfo, IpCidr, RxChecksum, VecBuf};
+use siw_net::{FrameInfo, IpCidr, RxChecksum, VecBuf};
 use siw_tcp_sim::{Rng, host_config};
 
 const INFO: FrameInfo = FrameInfo {
@@ -11,7 +11,7 @@ const INFO: FrameInfo = FrameInfo {
 };
 
 /// Describes all state of the receiver that a burst can change.
-fn outcome(lab: &mut Lab, ids: [siw_tcp::ConnId; 2]) -> String {
+fn outcome(lab: &mut Lab, ids: [siw_net::ConnId; 2]) -> String {
     lab.run_ms(0);
     let sent: Vec<_> = lab.seen.borrow().clone();
     let conn = lab.net.hosts[1].tcp_info(ids[1]);

@@ -187,7 +187,7 @@ fn hystart_leaves_slow_start_when_the_queue_grows() {
 }
 
 /// Sends `segments` on a quiet connection and lets them be acknowledged.
-fn burst(lab: &mut Lab, [client, server]: [siw_tcp::ConnId; 2], segments: usize) {
+fn burst(lab: &mut Lab, [client, server]: [siw_net::ConnId; 2], segments: usize) {
     for _ in 0..segments {
         lab.net.hosts[0]
             .push_record(client, 1448, pattern(1448), false)
@@ -312,8 +312,8 @@ fn an_ack_for_a_changed_mark_precedes_newer_ones() {
         assert!(place == 0 || siw_tcp_sim::mark(&mut frame));
         frame
     });
-    let info = siw_tcp::FrameInfo {
-        checksum: siw_tcp::RxChecksum::Unknown,
+    let info = siw_net::FrameInfo {
+        checksum: siw_net::RxChecksum::Unknown,
         rss_hash: 0,
     };
     let (now, before) = (lab.net.now, lab.seen.borrow().len());

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::common::wire::{ACK, Lab, Seg, pattern};
 use crate::common::{Transfer, configs, micros};
-use siw_tcp::{Events, FrameInfo, RxChecksum};
+use siw_net::{FrameInfo, RxChecksum};
+use siw_tcp::Events;
 use siw_tcp_sim::{Impairment, Rng, host_config};
 
 const MSS: usize = 1448;
@@ -184,7 +185,7 @@ fn a_reader_progresses_while_others_hold_buffers() {
     let mut lab = Lab::with(configs);
     let ids: Vec<_> = (0..5).map(|_| lab.connect()).collect();
     let data = pattern(400 * MSS);
-    let push = |lab: &mut Lab, [client, _]: [siw_tcp::ConnId; 2]| {
+    let push = |lab: &mut Lab, [client, _]: [siw_net::ConnId; 2]| {
         for chunk in data.chunks(MSS) {
             let record = chunk.to_vec();
             lab.net.hosts[0]
@@ -224,7 +225,7 @@ fn connections_that_are_not_read_take_no_buffers_from_others() {
     let waiting: Vec<_> = (0..WAITING).map(|_| lab.connect()).collect();
     let reads = lab.connect();
     let data = pattern(40 * MSS);
-    let push = |lab: &mut Lab, client: siw_tcp::ConnId, bytes: &[u8]| {
+    let push = |lab: &mut Lab, client: siw_net::ConnId, bytes: &[u8]| {
         for chunk in bytes.chunks(MSS) {
             let record = chunk.to_vec();
             lab.net.hosts[0]

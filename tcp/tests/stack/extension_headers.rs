@@ -3,7 +3,7 @@
 
 use crate::common::raw_host::{FrameChange, RawHost};
 use crate::common::wire::pattern;
-use siw_tcp::{Destination, Steering};
+use siw_net::{Destination, Steering};
 use siw_tcp_sim::forge::behind;
 
 /// Hop-by-hop with a router alert, destination options with padding, routing with no segments left.

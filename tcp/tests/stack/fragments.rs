@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::common::raw_host::{FrameChange, RawHost};
 use crate::common::wire::{SYN, pattern, sum};
-use siw_tcp::{Destination, Steering, WorkerSteering};
+use siw_net::{Destination, Steering, WorkerSteering};
 use siw_tcp_sim::forge::{Tcp, behind, fix_ipv4, fragments};
 
 /// Splits every frame into fragments of at most `most` bytes, the last first.
@@ -449,7 +449,7 @@ fn one_worker_processes_a_datagram_all_received() {
         let hear = |net: &mut RawHost, frame: &Vec<u8>| {
             let now = net.now();
             let stack = &mut net.lab.net.hosts[1];
-            stack.receive_copy(now, frame.clone().into(), siw_tcp::RxChecksum::Unknown);
+            stack.receive_copy(now, frame.clone().into(), siw_net::RxChecksum::Unknown);
         };
         // A port scan in fragments: only the owner of the flow sends resets.
         for port in 1..20 {

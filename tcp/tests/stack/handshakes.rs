@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, icmp_error};
-use siw_tcp::{ConnId, Events, IpCidr, Stack, StackConfig, TcpState, VecBuf};
+use siw_net::{ConnId, IpCidr, VecBuf};
+use siw_tcp::{Events, Stack, StackConfig, TcpState};
 use siw_tcp_sim::host_config;
 
 fn syn(port: u16) -> Seg {
@@ -283,6 +284,6 @@ fn every_configuration_has_secrets_of_its_own() {
     assert_ne!(one.tcp.hash_key, other.tcp.hash_key);
     assert_ne!(one.tcp.isn_key, one.tcp.hash_key);
     assert_ne!(one.tcp.isn_key[..8], one.tcp.isn_key[8..]);
-    let now = siw_tcp::Instant::from_millis(1);
+    let now = siw_net::Instant::from_millis(1);
     assert!(Stack::<VecBuf, Vec<u8>>::new(one, now).is_ok());
 }

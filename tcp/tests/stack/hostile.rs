@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::common::wire::{ACK, Lab, PSH, SYN, Seg, pattern, sum};
-use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
+use siw_net::{FrameInfo, RxChecksum, VecBuf};
+use siw_tcp::{Events, TcpState};
 use siw_tcp_sim::{Rng, host_config};
 
 fn give(lab: &mut Lab, host: usize, frame: Vec<u8>) {
@@ -173,7 +174,7 @@ fn tiny_segments_cannot_pin_more_than_the_buffer_cap() {
     assert_eq!(state(&lab, 1, server), TcpState::Established);
 }
 
-fn state(lab: &Lab, host: usize, id: siw_tcp::ConnId) -> TcpState {
+fn state(lab: &Lab, host: usize, id: siw_net::ConnId) -> TcpState {
     lab.net.hosts[host]
         .tcp_info(id)
         .map_or(TcpState::Closed, |info| info.state)

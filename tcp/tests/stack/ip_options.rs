@@ -2,7 +2,7 @@
 //! packet, other options are ignored.
 
 use crate::common::wire::{Lab, PSH, pattern};
-use siw_tcp::{FrameInfo, RxChecksum};
+use siw_net::{FrameInfo, RxChecksum};
 use siw_tcp_sim::forge::fix_ipv4_header;
 
 /// Inserts options into the IPv4 header of a frame without VLAN tag.

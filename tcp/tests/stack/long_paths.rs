@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::common::configs;
 use crate::common::wire::{Lab, pattern};
-use siw_tcp::{FrameInfo, RxChecksum};
+use siw_net::{FrameInfo, RxChecksum};
 use siw_tcp_sim::{Impairment, Pattern, SimNet, host_config};
 
 /// Goodput of a bulk transfer over 1 Gb/s and 100 ms as a share of the path, without its first five

@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use std::rc::Rc;
 
 use crate::common::wire::{Lab, sum};
-use siw_tcp::{FrameInfo, RxChecksum};
+use siw_net::{FrameInfo, RxChecksum};
 use siw_tcp_sim::forge::{Ends, behind, fragments};
 
 const OURS: &str = "fd00::2";

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::common::wire::{ACK, Lab, SYN, Seg};
-use siw_tcp::{ConnId, Events, TcpState};
+use siw_net::ConnId;
+use siw_tcp::{Events, TcpState};
 use siw_tcp_sim::host_config;
 
 /// Returns whether a frame is ARP.

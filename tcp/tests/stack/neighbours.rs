@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::wire::Lab;
-use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
+use siw_net::{ConnId, FrameInfo, Instant, RxChecksum, VecBuf};
+use siw_tcp::{Events, Stack};
 use siw_tcp_sim::forge::Ends;
 use siw_tcp_sim::{Pattern, VecSink, host_config};
 

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use crate::common::wire::sum;
 use crate::common::{Transfer, configs, micros};
-use siw_tcp::{
-    Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RecvBuf, RxChecksum, Stack,
-    StackConfig, TsoLimits, VecBuf,
+use siw_net::{
+    FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RecvBuf, RxChecksum, VecBuf,
 };
+use siw_tcp::{Events, Stack, StackConfig, TsoLimits};
 use siw_tcp_sim::forge::{Ends, Tcp};
 use siw_tcp_sim::{Impairment, Pattern, append_payload, host_config};
 

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use crate::common::wire::{ACK, FIN, Lab, pattern};
-use siw_tcp::{ConnId, Events, StackConfig, TcpState};
+use siw_net::ConnId;
+use siw_tcp::{Events, StackConfig, TcpState};
 use siw_tcp_sim::host_config;
 
 const WINDOW: usize = 8192;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::common::wire::{Lab, Seg, icmp_error, pattern};
 use crate::common::{Transfer, configs, micros};
-use siw_tcp::{ConnId, Events};
+use siw_net::ConnId;
+use siw_tcp::Events;
 use siw_tcp_sim::{Impairment, host_config};
 
 const FRAG: [u8; 2] = [3, 4];

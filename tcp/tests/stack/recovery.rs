@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::common::wire::{ACK, FIN, Lab, Seg, pattern};
-use siw_tcp::{ConnId, FrameInfo, Instant, Retransmissions, RxChecksum, StackConfig};
+use siw_net::{ConnId, FrameInfo, Instant, RxChecksum};
+use siw_tcp::{Retransmissions, StackConfig};
 use siw_tcp_sim::{Impairment, host_config};
 
 const MSS: usize = 1448;

@@ -1,9 +1,7 @@
 //! Datagrams of RoCEv2 between two stacks, and wrong ones.
 
-use siw_tcp::{
-    DatagramError, DatagramPath, FrameInfo, Instant, QuotaOwner, RxChecksum, Stack, StackConfig,
-    VecBuf,
-};
+use siw_net::{DatagramError, DatagramPath, FrameInfo, Instant, QuotaOwner, RxChecksum, VecBuf};
+use siw_tcp::{Stack, StackConfig};
 use siw_tcp_sim::{Pattern, VecSink, host_config};
 
 type TestStack = Stack<VecBuf, Pattern>;

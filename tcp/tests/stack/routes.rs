@@ -1,6 +1,7 @@
 //! Next hops and source addresses of packets.
 
-use siw_tcp::{Instant, Route, Stack, StackConfig, StackError, VecBuf};
+use siw_net::{Instant, Route, VecBuf};
+use siw_tcp::{Stack, StackConfig, StackError};
 use siw_tcp_sim::{Pattern, SimNet, VecSink, host_config};
 
 fn route(to: &str, via: &str) -> Route {
@@ -134,7 +135,7 @@ fn learned_routes_and_neighbours_are_used() {
     let far: std::net::SocketAddr = "198.51.100.1:80".parse().unwrap();
     let unreachable = stack.connect(now, None, None, far, 0).unwrap_err();
     assert_eq!(unreachable, StackError::NoRoute(far.ip()));
-    stack.set_learned_routes(siw_tcp::LearnedRoutes {
+    stack.set_learned_routes(siw_net::LearnedRoutes {
         gateway_v4: Some("10.0.0.254".parse().unwrap()),
         gateway_v6: None,
         routes: vec![
@@ -203,12 +204,12 @@ fn data_that_waits_is_sent_when_a_route_is_back() {
         .push("192.0.2.7/32".parse().unwrap());
     let link = siw_tcp_sim::Impairment::perfect(std::time::Duration::from_micros(50));
     let mut net = SimNet::<Pattern>::new(1, configs, [link; 2]);
-    let learned = |via: Option<&str>| siw_tcp::LearnedRoutes {
+    let learned = |via: Option<&str>| siw_net::LearnedRoutes {
         routes: via
             .map(|via| route("192.0.2.0/24", via))
             .into_iter()
             .collect(),
-        ..siw_tcp::LearnedRoutes::default()
+        ..siw_net::LearnedRoutes::default()
     };
     let (now, ms) = (net.now, std::time::Duration::from_millis);
     let shared = Some("192.0.2.7".parse().unwrap());

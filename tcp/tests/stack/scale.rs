@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
+use siw_net::{ConnId, FrameInfo, Instant, RxChecksum, VecBuf};
+use siw_tcp::{Events, Stack};
 use siw_tcp_sim::{Pattern, VecSink, host_config};
 
 const CONNECTIONS: usize = 100_000;

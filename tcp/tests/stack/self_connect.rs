@@ -3,9 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use siw_tcp::{
-    ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, StackError, TcpState, VecBuf,
-};
+use siw_net::{ConnId, FrameInfo, Instant, RxChecksum, VecBuf};
+use siw_tcp::{Events, Stack, StackError, TcpState};
 use siw_tcp_sim::{Pattern, VecSink, host_config, read_all};
 
 /// One host whose frames come back to it, except those that are lost.

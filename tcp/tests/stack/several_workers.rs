@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use siw_tcp::{
-    Destination, FrameInfo, Instant, RxChecksum, Stack, Steering, VecBuf, WorkerSteering,
-};
+use siw_net::{Destination, FrameInfo, Instant, RxChecksum, Steering, VecBuf, WorkerSteering};
+use siw_tcp::Stack;
 use siw_tcp_sim::{VecSink, host_config};
 
 type Host = Stack<VecBuf, siw_tcp_sim::Pattern>;

@@ -3,10 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use siw_tcp::{
-    Events, FrameInfo, HostShare, Instant, IpCidr, PortSet, RxChecksum, Stack, StackConfig,
-    StackError, VecBuf,
-};
+use siw_net::{FrameInfo, HostShare, Instant, IpCidr, PortSet, RxChecksum, VecBuf};
+use siw_tcp::{Events, Stack, StackConfig, StackError};
 use siw_tcp_sim::forge::{Ends, Tcp, fragments};
 use siw_tcp_sim::{Pattern, VecSink, host_config};
 

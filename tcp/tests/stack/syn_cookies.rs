@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::common::wire::{ACK, Lab, RST, SYN, Seg, pattern};
 use crate::common::{PORT, Transfer, configs, micros};
-use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
+use siw_net::{FrameInfo, RxChecksum, VecBuf};
+use siw_tcp::{Events, TcpState};
 use siw_tcp_sim::{Impairment, Rng, host_config};
 
 const INFO: FrameInfo = FrameInfo {

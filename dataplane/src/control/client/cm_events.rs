@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 
 use nix::libc;
 use siw_iwarp::{NegotiatedParameters, TerminateCode};
+use siw_net::NetError;
 use siw_shm::control::messages::CM_HOLD_DISCONNECTS;
 use siw_shm::control::{CmEventKind, CmEventMessage, PrivateData, QpState, Text};
-use siw_tcp::{NetError, StackError};
+use siw_tcp::StackError;
 
 use crate::control::resources::{QpPhase, Resources};
 use crate::ids::{ClientId, CmChannelId, Qpn};

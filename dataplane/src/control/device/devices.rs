@@ -290,7 +290,7 @@ impl Devices {
             let longest = |device: &DeviceView| {
                 let learned = &device.learned_routes;
                 let own = device.routes.iter();
-                let own = own.map(|route| siw_tcp::IpCidr::new(route.addr, route.prefix));
+                let own = own.map(|route| siw_net::IpCidr::new(route.addr, route.prefix));
                 own.chain(learned.routes.iter().map(|route| route.to))
                     .chain(learned.on_link.iter().copied())
                     .filter(|network| network.contains(dst))
@@ -341,7 +341,7 @@ pub(in crate::control) fn is_link_local(ip: IpAddr) -> bool {
 }
 
 pub(in crate::control) fn is_on_network(cidr: &crate::config::Cidr, addr: IpAddr) -> bool {
-    siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(addr)
+    siw_net::IpCidr::new(cidr.addr, cidr.prefix).contains(addr)
 }
 
 /// Refusal: no device has a route to the address.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use nix::libc;
 use serde_json::json;
+use siw_net::IpCidr;
 use siw_shm::control::messages::MAX_ADDRESSES;
-use siw_tcp::IpCidr;
 
 use crate::config::{Cidr, DeviceConfig, reserved_in};
 use crate::control::connection::listening::Listeners;

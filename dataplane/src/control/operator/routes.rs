@@ -8,8 +8,8 @@ use std::sync::Arc;
 use nix::libc;
 use serde_json::{Value, json};
 use siw_host::netlink::KernelNeighbour;
+use siw_net::{IpCidr, Route};
 use siw_shm::control::messages::OPERATE_TEXT;
-use siw_tcp::{IpCidr, Route};
 
 use super::addresses::is_neighbour;
 use crate::config::{MAX_PERMANENT_NEIGHBOURS, MacAddress, PermanentNeighbour, reserved_in};
@@ -199,7 +199,7 @@ fn usable_device(
 
 fn parse_network(text: &str) -> Result<IpCidr, Refusal> {
     text.parse()
-        .map_err(|error: siw_tcp::NetError| invalid(error.to_string()))
+        .map_err(|error: siw_net::NetError| invalid(error.to_string()))
 }
 
 fn parse_address(text: &str) -> Result<IpAddr, Refusal> {

@@ -9,9 +9,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use nix::libc;
+use siw_net::DatagramPath;
 use siw_roce::MAX_QPN;
 use siw_shm::control::messages as m;
-use siw_tcp::DatagramPath;
 
 use crate::control::account::quotas::Quota;
 use crate::control::client::cm_events::describe_resolution_failure;

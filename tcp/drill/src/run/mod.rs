@@ -14,7 +14,7 @@ mod values;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use siw_tcp::Instant;
+use siw_net::Instant;
 
 use crate::calls::StreamOffsets;
 use crate::expr;
@@ -164,7 +164,7 @@ impl Runner {
         // The stack is created by the first `listen` or `connect`. A configuration that it would reject is
         // reported now, on the line of the last option.
         let line = script.options.last().map_or(1, |(line, _, _)| *line);
-        siw_tcp::Stack::<siw_tcp::VecBuf, Vec<u8>>::new(setup.stack_config(), START)
+        siw_tcp::Stack::<siw_net::VecBuf, Vec<u8>>::new(setup.stack_config(), START)
             .map_err(|error| LineError::new(line, error.to_string()))?;
         Ok(Runner {
             tolerance: setup.tolerance.as_nanos() as u64,

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use siw_tcp::{Events, Instant, StackConfig, TcpInfo, TcpState};
+use siw_net::Instant;
+use siw_tcp::{Events, StackConfig, TcpInfo, TcpState};
 
 use crate::seeds::owner::ScriptedOwner;
 use crate::seeds::plan::NetEvent;

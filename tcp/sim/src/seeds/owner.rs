@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use siw_tcp::{ConnId, Events, Instant, TcpState};
+use siw_net::{ConnId, Instant};
+use siw_tcp::{Events, TcpState};
 
 use crate::seeds::plan::OwnerStep;
 use crate::{Pattern, Rng, SimNet};

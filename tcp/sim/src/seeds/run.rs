@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use siw_tcp::{Events, Instant, Stack, StackConfig, VecBuf};
+use siw_net::{Instant, VecBuf};
+use siw_tcp::{Events, Stack, StackConfig};
 
 use crate::forge::{Ends, Tcp};
 use crate::seeds::SeedOutcome;
@@ -423,7 +424,7 @@ impl SeedRun {
         }
     }
 
-    fn add_owner(&mut self, index: usize, host: usize, id: siw_tcp::ConnId) {
+    fn add_owner(&mut self, index: usize, host: usize, id: siw_net::ConnId) {
         let now = self.net.now;
         let flow = &mut self.flows[index];
         let salts = [host, 1 - host].map(|host| salt_of(&flow.ends, host));

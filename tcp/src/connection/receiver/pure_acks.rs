@@ -1,9 +1,10 @@
 //! Segments without payload that report the state of the receive side: pure ACKs with their SACK
 //! blocks, and probes.
 
-use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::{FrameSink, SinkFull};
+use siw_net::{FrameSink, RecvBuf};
+
 use crate::base::sequence::SeqNr;
+use crate::base::sink_full::SinkFull;
 use crate::connection::context::TcpContext;
 use crate::connection::path::PathState;
 use crate::connection::receiver::Receiver;

@@ -1,7 +1,7 @@
 //! New segments: which may be sent within the windows, and the state that they leave.
 
-use crate::base::frame_sink::PayloadPiece;
-use crate::base::time::Instant;
+use siw_net::{Instant, PayloadPiece};
+
 use crate::congestion::RecoveryPhase;
 use crate::connection::context::TcpContext;
 use crate::connection::sender::Sender;

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use siw_net::RecvBuf;
+
 use super::SendBuffer;
-use crate::base::buffer::RecvBuf;
 
 impl<R> SendBuffer<R> {
     fn is_empty(&self) -> bool {
