@@ -101,8 +101,8 @@ debian_root() {
     mv "$2.new" "$2"
 }
 
-# unpack_packages SUITE FOLDER PACKAGE...: downloads packages of a suite of Debian, unpacks them into a new folder, and
-# writes the version of the first one into FOLDER/version. Nothing is installed.
+# unpack_packages SUITE FOLDER PACKAGE[=VERSION]...: downloads packages of a suite of Debian, unpacks them into a new
+# folder, and writes the version of the first one into FOLDER/version. Nothing is installed.
 unpack_packages() ( # A subshell, whose trap leaves that of the caller.
     local of=$1 folder=$2 work
     shift 2
@@ -125,7 +125,7 @@ unpack_packages() ( # A subshell, whose trap leaves that of the caller.
     for deb in "$work"/debs/*.deb; do
         dpkg-deb -x "$deb" "$work/tree"
     done
-    dpkg-deb -f "$work/debs/$1"_*.deb Version >"$work/tree/version"
+    dpkg-deb -f "$work/debs/${1%%=*}"_*.deb Version >"$work/tree/version"
     rm -rf "$folder"
     mkdir -p "$(dirname "$folder")"
     mv "$work/tree" "$folder"

@@ -327,7 +327,8 @@ impl DriverTraits {
     }
 
     /// Frame size that the device's packet ring needs for IP packets of `mtu` bytes with `overhead`
-    /// bytes around them. By default the ring silently drops frames of more than 1982 bytes.
+    /// bytes around them. By default the ring delivers only the first 1982
+    /// bytes of longer frames, without an error (findings/af-packet-shortens-long-frames.sh).
     /// `None`: the default suffices, the devargs set the size, or the link has no packet ring.
     pub fn packet_ring_frame(&self, devargs: &str, mtu: u16, overhead: u16) -> Option<u16> {
         let is_set = devargs.contains("framesz=") || devargs.contains("blocksz=");
