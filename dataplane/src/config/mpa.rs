@@ -110,9 +110,12 @@ pub struct MpaSettings {
     /// Milliseconds that a SEND may wait for a receive work request, during which the stream is
     /// stopped. 0: a Terminate at once, as in RFC 5041, section 7.1.
     pub receive_wait_ms: u32,
-    /// Milliseconds after which a zero-length RDMA Write is sent to a peer that accepted this
-    /// side's connection and has sent nothing since; repeated at growing intervals; 0: never. Linux
-    /// siw can miss data that arrives right after its MPA reply until more data arrives.
+    /// Milliseconds after which the silence of a peer is broken that has sent nothing since the MPA
+    /// reply; 0: never. A peer that accepted gets a zero-length RDMA Write, repeated at growing
+    /// intervals: Linux siw can miss data that arrives right after its reply until more data arrives.
+    /// A peer that connected without a ready-to-receive message gets what the program here sends: siw
+    /// agrees on none, and its programs may wait for the accepting side to send first, which RFC 5044
+    /// section 7.1.2 forbids that side.
     pub wake_silent_peer_ms: u32,
     /// In revision 1, exchange IRD and ORD in the first eight octets of the private data, and start with
     /// a zero-length Read ([MS-SMBD] section 6.1). The rest of the private data is the application's.

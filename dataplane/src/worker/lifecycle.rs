@@ -37,7 +37,7 @@
 //! | `MpaNegotiation` | the MPA reply | the rest of the consumer's time-out, else `reply_timeout_ms` | RST, set-up failed |
 //! | `AwaitingListener` | a listener at the peer, if the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
-//! | | the first FPDU of a peer that accepted, if `wake_silent_peer_ms` is set | see [`Connections::wake_silent_peer`] | a zero-length RDMA Write |
+//! | | the first FPDU of the peer, if `wake_silent_peer_ms` is set | see [`Connections::wake_silent_peer`] | initiator: a zero-length RDMA Write; responder: it may send |
 //! | `FinishingMessage` | room for the FPDUs of the message under way, and for responses that the peer's FIN left owed | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
 //! | `Terminating` | room for the Terminate | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
 //! | `Closing` | the acknowledgement of all data, both FINs | [`STALL_TIMEOUT`] since the last progress | RST if data is unacknowledged, `Disconnected` |
@@ -656,7 +656,7 @@ impl Connections {
         Duration::from_millis(milliseconds.into())
     }
 
-    /// Starts to watch a peer that has accepted the connection.
+    /// Starts to watch the peer of a new connection.
     pub(super) fn watch_silent_peer(&mut self, now: Instant, slot: QpSlot, pause: Duration) {
         let queue_pair = self.queue_pairs.get(slot);
         let is_running = |state: &LifecycleState| matches!(state, LifecycleState::Running { .. });
@@ -666,12 +666,18 @@ impl Connections {
         }
     }
 
-    /// Sends a zero-length RDMA Write to a peer that has stayed silent for the pause.
+    /// Breaks the silence of a peer that has sent nothing for the pause: a peer that has accepted gets a
+    /// zero-length RDMA Write, one that has connected gets what this side's consumer sends.
     ///
     /// Linux siw installs its callback for received data after it has sent its MPA reply: data that
     /// arrives in between is acknowledged by its TCP, but read only when more arrives. If the initiator
     /// waits for an answer to its first message, both sides would wait without end. A zero-length RDMA
     /// Write is more data, and has no effect at any peer (RFC 5040 section 5.1).
+    ///
+    /// As an initiator siw agrees on no ready-to-receive message, and its programs may wait for the
+    /// responder to send first, as they can between two siws. RFC 5044 section 7.1.2 has the responder wait
+    /// for the initiator's first FPDU, so both sides would wait without end here, too. siw receives FPDUs
+    /// from the MPA reply on.
     pub(super) fn wake_silent_peer(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
@@ -682,6 +688,13 @@ impl Connections {
         let pause = wake.pause * 2;
         let port = queue_pair.port;
         let conn = queue_pair.conn;
+        if queue_pair.protocol.is_awaiting_first_fpdu() {
+            queue_pair.protocol.send_before_first_fpdu();
+            self.enter_state(slot, LifecycleState::Running { wake: None });
+            self.publish_state(now, slot);
+            self.mark_ready(slot);
+            return;
+        }
         let is_silent = !queue_pair.protocol.has_received();
         // Data in flight has the same effect, and TCP retransmits it if it is lost.
         if is_silent && conn.is_some_and(|conn| self.is_acknowledged(port, conn)) {

@@ -155,7 +155,7 @@ impl LifecycleState {
     }
 }
 
-/// Next zero-length RDMA Write to a peer that has not sent an FPDU yet.
+/// Next attempt to break the silence of a peer that has not sent an FPDU yet.
 pub(super) struct PeerWake {
     pub(super) at: Instant,
     pub(super) pause: Duration,

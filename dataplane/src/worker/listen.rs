@@ -326,7 +326,12 @@ impl Connections {
                 if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
                     apply_mpa_config(&mut queue_pair.protocol, responder.config());
                 }
+                let pause = responder.config().wake_silent_peer_ms;
                 self.enter_running(now, slot, conn, negotiated, Vec::new());
+                // A ready-to-receive message that was agreed comes in any case.
+                if negotiated.rtr.is_none() {
+                    self.watch_silent_peer(now, slot, Duration::from_millis(pause.into()));
+                }
                 self.flush_connection(now, port, conn);
             }
             Err(error) => {

@@ -11,7 +11,7 @@ use crate::common::*;
 use crate::skip_if;
 use siw::{
     CmEvent, CmListener, ConnectOptions, ListenOptions, Markers, PeerPreset, ReadyToReceive,
-    TerminateOrder,
+    SendData, SendWr, TerminateOrder,
 };
 
 fn preset(name: &str) -> String {
@@ -75,6 +75,39 @@ fn a_peer_that_has_sent_something_is_not_woken_nor_is_any_by_default() {
     let mut peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1]));
     b.established();
     peer.is_quiet(SILENCE);
+}
+
+/// Programs on Linux siw may connect and wait for the accepting side, as between two siws: perftest's
+/// ib_write_lat does.
+#[test]
+fn with_the_siw_preset_a_peer_that_connects_and_is_silent_gets_what_the_program_sends() {
+    skip_if!(lacks_network());
+    let send_first = |b: &Responder| {
+        let sge = [b.app.mr.sge(0, 4)];
+        let wr = SendWr::write(1, SendData::Sges(&sge), 0x1000, 7);
+        b.app.qp.post_send(&[wr]).unwrap();
+    };
+    let b = Responder::with(&preset("siw"));
+    let mut peer = b.stream();
+    send_first(&b);
+    assert_eq!(peer.take_fpdu()[..6], [0xc1, 0x40, 0, 0, 0, 7]);
+    // An RTR message that was agreed comes, and is waited for.
+    let mut peer = b.peer();
+    b.app.qp.reset().unwrap();
+    peer.send(&request(S | C, 2, &[0x80, 4, 0xc0, 4]));
+    b.accept(b"");
+    peer.take_mpa(b"MPA ID Rep Frame");
+    b.established();
+    send_first(&b);
+    peer.is_quiet(SILENCE);
+
+    // By default a peer has to send first, however long it takes.
+    let b = Responder::new();
+    let mut peer = b.stream();
+    send_first(&b);
+    peer.is_quiet(SILENCE);
+    b.begin(&mut peer);
+    assert_eq!(peer.take_fpdu()[..6], [0xc1, 0x40, 0, 0, 0, 7]);
 }
 
 /// cxgb4 accepts a reply only if its only ready-to-receive kind is Read; it offers no other kind.

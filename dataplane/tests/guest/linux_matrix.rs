@@ -113,7 +113,8 @@ fn segment(mtu: usize, us: &str) -> usize {
 
 /// All operations of both sides with all sizes; each boundary size comes with its neighbours.
 /// Zero-length READs from siw are left out: if the response has to wait for siw's send queue, siw
-/// sends as many bytes as the previous request asked for, and siwd refuses that response.
+/// sends as many bytes as the request before had, and siwd refuses that response
+/// (deploy/lab/linux-siw/README.md has the frames).
 fn ops(segment: usize, large: &[usize]) -> Vec<String> {
     let ulpdu = segment - 6 - segment % 4;
     let mut sizes = vec![0, 1, 4, 63, 64, 65];

@@ -53,7 +53,7 @@ const fn perftest(name: &'static str) -> Pair {
     }
 }
 
-const PAIRS: [Pair; 5] = [
+const PAIRS: [Pair; 6] = [
     Pair {
         name: "rping",
         arguments: "-C 5 -S 4096 -v -V",
@@ -65,6 +65,8 @@ const PAIRS: [Pair; 5] = [
         expected: "ping data: rdma-ping-4",
     },
     perftest("ib_write_bw"),
+    // Its server sends first.
+    perftest("ib_write_lat"),
     perftest("ib_read_lat"),
     perftest("ib_send_bw"),
     Pair {

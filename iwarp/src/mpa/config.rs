@@ -162,9 +162,11 @@ pub struct MpaConfig {
     /// Time that an untagged message may wait for a receive work request, in milliseconds; 0: no wait
     /// (RFC 5041 section 7.1).
     pub receive_wait_ms: u32,
-    /// Time in milliseconds after which an initiator sends a zero-length RDMA Write to a peer that
-    /// accepted the connection and has sent nothing since; 0: never. Linux siw may not process data
-    /// that arrives just after its MPA reply until more data arrives.
+    /// Time in milliseconds after which the silence of a peer is broken that has sent nothing since the
+    /// MPA reply; 0: never. An initiator sends a zero-length RDMA Write: Linux siw may not process data
+    /// that arrives just after its MPA reply until more data arrives. A responder that agreed on no
+    /// ready-to-receive message may send from then on: see
+    /// [`QueuePair::send_before_first_fpdu`](crate::QueuePair::send_before_first_fpdu).
     pub wake_silent_peer_ms: u32,
     /// Time that a responder waits for a request, in milliseconds.
     pub request_timeout_ms: u32,

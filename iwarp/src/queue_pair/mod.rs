@@ -270,6 +270,15 @@ impl QueuePair {
         self.receive.has_first_fpdu
     }
 
+    /// Lets a responder send although the initiator's first FPDU has not arrived: for peers that receive from
+    /// the MPA reply on, and whose consumers wait for this side to send first. RFC 5044 section 7.1.2 forbids
+    /// it towards any other peer.
+    pub fn send_before_first_fpdu(&mut self) {
+        if self.state == RdmapState::Rts {
+            self.may_send = true;
+        }
+    }
+
     /// Sends a zero-length RDMA Write. Call it only when TCP has no unacknowledged data of this
     /// stream. Does nothing while a message is in progress or sending is not allowed.
     pub fn send_empty_write(&mut self) {

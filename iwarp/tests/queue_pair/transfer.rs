@@ -47,6 +47,24 @@ fn write_of_any_size_completes_when_acknowledged() {
     }
 }
 
+/// A responder waits for the initiator's first FPDU, unless it is told that this initiator waits, too.
+#[test]
+fn a_responder_sends_first_only_if_it_is_told_to() {
+    let (mut initiator, mut responder) = (End::new(negotiated(true)), End::new(negotiated(false)));
+    let (dst, out) = initiator.env.mr(64, 4, Access::LOCAL_WRITE);
+    initiator.env.post_recv(77, &[sge(64, 4, dst)]);
+    let word = SendData::Inline(b"word");
+    responder.env.post(&wr(Opcode::Send, 1, word));
+    assert!(responder.qp.is_awaiting_first_fpdu());
+    assert!(responder.pull_all().is_empty());
+    responder.qp.send_before_first_fpdu();
+    assert!(!responder.qp.is_awaiting_first_fpdu() && !responder.qp.has_received());
+    run(&mut responder, &mut initiator);
+    assert_eq!(initiator.env.recv_statuses(), [(77, WcStatus::SUCCESS)]);
+    assert_eq!(contents(&out, 4), b"word");
+    assert_eq!(responder.env.statuses(), [(1, WcStatus::SUCCESS)]);
+}
+
 /// Conformance 60: a zero-length Send consumes a receive work request.
 #[test]
 fn c60_send_of_any_size_fills_one_receive_work_request() {
