@@ -293,6 +293,7 @@ mod pausable;
 mod posting;
 mod qp;
 mod releaser;
+mod service;
 mod slices;
 mod srq;
 mod window;
@@ -330,6 +331,7 @@ pub use panics::{contain_panic, print_line};
 #[doc(hidden)]
 pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
+pub use service::{SERVICE_QKEY, ServiceReply, ServiceRequest, ServiceSearch};
 pub use siw_shm::control::{
     AsyncEventKind, ExtentMethod, Limits, ListPosition, ObjectList, QpState,
 };

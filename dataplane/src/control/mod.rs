@@ -20,7 +20,7 @@
 //! | `queues/` | completion queues, queue pairs, shared receive queues, address handles |
 //! | `client/` | arrival, credentials and events of clients |
 //! | `device/` | devices, links, routes of the kernel |
-//! | `connection/` | listeners, connects, pairing, ended connections |
+//! | `connection/` | listeners, connects, datagram services, pairing, ended connections |
 //! | `operator/` | lists, statistics, captures, actions, configuration, devices at run time |
 //!
 //! Files without `Context` (such as `client/peers.rs`, `memory/client_memory.rs`, `connection/ends.rs`) describe
@@ -340,6 +340,12 @@ impl ControlThread {
             self.free_heap
                 .run(&self.context.resources.ledger, &self.context.helpers);
             pairing::retry_pairs(&mut self.context);
+            let Connections {
+                services,
+                listeners,
+                ..
+            } = &mut self.connections;
+            services.run(&mut self.context, listeners);
             self.end_event();
             if let Some(watchdog) = &mut self.watchdog {
                 watchdog.run(&mut self.context.workers);
@@ -371,9 +377,11 @@ impl ControlThread {
             return EpollTimeout::from(1u8);
         }
         let next_pair = self.context.resources.pair_times.first_time();
+        let next_service = self.connections.services.first_time();
         let limits = [
             self.stopping.map(|_| Duration::from_millis(50)),
             next_pair.map(|time| time.saturating_duration_since(Instant::now())),
+            next_service.map(|time| time.saturating_duration_since(Instant::now())),
             self.watchdog.as_ref().and_then(Watchdog::time_until_round),
             self.counter_files
                 .as_ref()
@@ -748,6 +756,22 @@ impl ControlThread {
                 datagrams::destroy_ah(context, id, seq, AhId(request.ah))
             }
             Request::StartDatagrams(request) => datagrams::start_datagrams(context, id, request),
+            Request::FindService(request) => {
+                self.connections.services.find(context, id, seq, request)
+            }
+            Request::EndFindService(request) => {
+                let resources = &mut context.resources;
+                let services = &mut self.connections.services;
+                services.end(resources, id, seq, request.search)
+            }
+            Request::AnswerFindService(request) => {
+                let Connections {
+                    services,
+                    listeners,
+                    ..
+                } = &mut self.connections;
+                services.answer(context, listeners, (id, seq), request)
+            }
             Request::MigrateCm(request) => {
                 self.connections
                     .migrate_events(&mut context.resources, id, seq, request)
@@ -891,6 +915,19 @@ impl ControlThread {
     fn on_worker_event(&mut self, worker: usize, event: Event) {
         let context = &mut self.context;
         match event {
+            Event::Sidr {
+                device,
+                local,
+                remote,
+                message,
+            } => {
+                let Connections {
+                    services,
+                    listeners,
+                    ..
+                } = &mut self.connections;
+                services.on_message(context, listeners, (device, local, remote), &message);
+            }
             Event::ConnectRequest {
                 request,
                 listener,
@@ -1233,6 +1270,8 @@ fn may_cross_a_reply(seq: u32, request: &Request) -> bool {
             | Request::DestroyCmChannel(_)
             | Request::EndResolution(_)
             | Request::DestroyAh(_)
+            | Request::EndFindService(_)
+            | Request::AnswerFindService(_)
             | Request::Unlisten(_)
             | Request::Disconnect(_)
             | Request::Reject(_)

@@ -91,6 +91,7 @@ impl Worker {
                 qkey,
             } => connections.start_datagrams(now, *setup, device, qkey),
             Command::SetQkey { qpn, qkey } => connections.set_qkey(qpn, qkey),
+            Command::SendMad(mad) => connections.send_mad(now, mad),
             Command::Accept {
                 setup,
                 request,

@@ -9,6 +9,8 @@
 //! so that each worker knows where a datagram belongs. A datagram is copied twice at its sender: the ICRC
 //! must be that of the bytes that leave, which the client may change meanwhile.
 //!
+//! Queue pair 1 of a device has no rings: the control thread gets and sends its datagrams (`mads.rs`).
+//!
 //! [`Steering::owner_of_datagrams`]: siw_tcp::Steering::owner_of_datagrams
 
 use std::net::SocketAddr;
@@ -17,7 +19,7 @@ use dpdk::{Mbuf, MbufCache};
 use siw_iwarp::{QpEnv, QpEvent, RingFault, RxStream, TxRecord};
 use siw_memory::{KeyError, KeyReader, Stag};
 use siw_roce::{
-    DEFAULT_PKEY, HEADERS_MAX, ICRC_LEN, Icrc, MAX_QPN, PKEY_MASK, UdError, UdHeader,
+    DEFAULT_PKEY, HEADERS_MAX, ICRC_LEN, Icrc, MAD_QPN, MAX_QPN, PKEY_MASK, UdError, UdHeader,
     destination_qpn, pad_of, path_mtu,
 };
 use siw_shm::control::{CONTROLLED_QKEY, GRH_LEN};
@@ -40,7 +42,7 @@ use crate::datapath::port::WorkerPort;
 use crate::datapath::rx_frame::{FrameBytes, RxFrame};
 use crate::ids::{AhId, ClientId, Qpn};
 
-const UDP_LEN: usize = 8;
+pub(super) const UDP_LEN: usize = 8;
 /// Bytes of the longest datagram behind UDP.
 const DATAGRAM_MAX: usize = HEADERS_MAX + PAYLOAD_MAX + 3 + ICRC_LEN;
 /// Largest path MTU.
@@ -135,7 +137,7 @@ impl Datagrams {
 }
 
 /// The frames of datagrams have no records.
-struct NoRecords;
+pub(super) struct NoRecords;
 
 impl RecordWriter<TxRecord> for NoRecords {
     fn write_record(
@@ -348,6 +350,12 @@ impl Connections {
         }
     }
 
+    /// Another worker that has the queue pair with this number.
+    fn owner_elsewhere(&self, port: usize, qpn: u32) -> Option<usize> {
+        let owner = self.ports[port].stack.owner_of_datagrams(qpn);
+        owner.filter(|owner| *owner != self.index)
+    }
+
     /// Processes a received datagram. Returns it as a frame if it is for another worker.
     fn on_datagram(
         &mut self,
@@ -361,13 +369,18 @@ impl Connections {
             self.drops.count(DropReason::UdMalformed);
             return None;
         };
+        if qpn == MAD_QPN && self.owner_elsewhere(port, qpn).is_none() {
+            if let Err(reason) = self.on_mad(now, port, &datagram) {
+                self.drops.count(reason);
+            }
+            return None;
+        }
         let slot = self.queue_pairs.find(Qpn(qpn)).filter(|slot| {
             let queue_pair = self.queue_pairs.get(*slot);
             queue_pair.is_some_and(|found| found.port == port && found.is_of_datagrams())
         });
         let Some(slot) = slot else {
-            let owner = self.ports[port].stack.owner_of_datagrams(qpn);
-            if let Some(owner) = owner.filter(|owner| *owner != self.index) {
+            if let Some(owner) = self.owner_elsewhere(port, qpn) {
                 let mbuf = datagram.into_frame()?.into_mbuf()?;
                 return Some((owner, mbuf));
             }
@@ -525,13 +538,36 @@ impl Datagrams {
             Err(DatagramError::NoRoute | DatagramError::Unresolved) => return Ok(None),
             Err(DatagramError::TooLong) => return Err(WcStatus::LOC_LEN_ERR),
         };
-        let (covered, icrc) = buffer.split_at_mut(end);
-        let started = Icrc::new(network.ip(), network.udp(), covered);
-        let mut sum = started.ok_or(WcStatus::GENERAL_ERR)?;
-        sum.update(covered.get(siw_roce::BTH_LEN..).unwrap_or(&[]));
-        icrc.copy_from_slice(&sum.finish());
+        seal(&network, buffer).ok_or(WcStatus::GENERAL_ERR)?;
         Ok(Some((network, total)))
     }
+
+    /// Writes a datagram without immediate data into the buffer, up to the place of the ICRC. Returns its
+    /// length with the ICRC.
+    pub(super) fn write(&mut self, header: &UdHeader, payload: &[u8]) -> usize {
+        let mut headers = [0; HEADERS_MAX];
+        let at = header.write(payload.len(), &mut headers);
+        let (len, end) = (payload.len(), at + payload.len() + pad_of(payload.len()));
+        self.buffer[..at].copy_from_slice(&headers[..at]);
+        self.buffer[at..at + len].copy_from_slice(payload);
+        self.buffer[at + len..end].fill(0);
+        end + ICRC_LEN
+    }
+
+    /// The first bytes of the buffer.
+    pub(super) fn written(&mut self, len: usize) -> &mut [u8] {
+        &mut self.buffer[..len]
+    }
+}
+
+/// Writes the ICRC into the last bytes of a datagram, which begins with the BTH. `None`: it is too short.
+pub(super) fn seal(network: &DatagramHeaders, datagram: &mut [u8]) -> Option<()> {
+    let end = datagram.len().checked_sub(ICRC_LEN)?;
+    let (covered, icrc) = datagram.split_at_mut(end);
+    let mut sum = Icrc::new(network.ip(), network.udp(), covered)?;
+    sum.update(covered.get(siw_roce::BTH_LEN..)?);
+    icrc.copy_from_slice(&sum.finish());
+    Some(())
 }
 
 impl Worker {
@@ -551,11 +587,11 @@ impl Worker {
 }
 
 /// UDP source port of a queue pair's datagrams: a hash of its number.
-fn source_port(qpn: Qpn) -> u16 {
+pub(super) fn source_port(qpn: Qpn) -> u16 {
     FIRST_SOURCE_PORT | (qpn.0.wrapping_mul(0x9e37_79b1) >> 18) as u16
 }
 
-fn reason_of(error: UdError) -> DropReason {
+pub(super) fn reason_of(error: UdError) -> DropReason {
     match error {
         UdError::TooShort | UdError::Version(_) => DropReason::UdMalformed,
         UdError::Opcode(_) => DropReason::UdOpcode,
@@ -563,7 +599,7 @@ fn reason_of(error: UdError) -> DropReason {
 }
 
 /// Returns whether the last bytes of a packet are its ICRC.
-fn has_right_icrc(packet: &RxFrame, ip_len: usize) -> bool {
+pub(super) fn has_right_icrc(packet: &RxFrame, ip_len: usize) -> bool {
     let head = packet.chunk();
     let Some((headers, transport)) = head.split_at_checked(ip_len + UDP_LEN) else {
         return false;

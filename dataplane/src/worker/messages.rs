@@ -10,9 +10,10 @@ use siw_host::netlink::KernelNeighbour;
 use siw_iwarp::port_mapper::PortMapperMessage;
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
+use siw_roce::{MAD_LEN, SidrMessage};
 use siw_shm::control::FinalSend;
 use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
-use siw_tcp::{DatagramPath, IpCidr};
+use siw_tcp::{DatagramPath, IpCidr, QuotaOwner};
 
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::drop_reasons::DropCounts;
@@ -169,6 +170,21 @@ pub struct AhRequest {
     pub token: CommandToken,
 }
 
+/// A management datagram from queue pair 1 of a device to that of another host.
+#[derive(Debug, Clone)]
+pub struct MadToSend {
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// One of the device's addresses.
+    pub local: IpAddr,
+    /// Destination, of the same family.
+    pub remote: IpAddr,
+    /// Owner that an unresolved neighbour is charged to.
+    pub owner: QuotaOwner,
+    /// The MAD.
+    pub bytes: [u8; MAD_LEN],
+}
+
 /// Control thread to worker. Executed in order.
 pub enum Command {
     /// Records frames in these captures, and this trace, from now on.
@@ -274,6 +290,8 @@ pub enum Command {
         /// The Q_Key.
         qkey: u32,
     },
+    /// Sends a management datagram.
+    SendMad(Box<MadToSend>),
     /// Accepts a connection for the application; answered like [`Command::Connect`].
     Accept {
         /// The queue pair that the connection is for.
@@ -513,6 +531,17 @@ pub enum DisconnectReason {
 
 /// Worker to control thread.
 pub enum Event {
+    /// A message of the service ID resolution has arrived.
+    Sidr {
+        /// The device's place in the configuration.
+        device: usize,
+        /// Address of the device that it was sent to.
+        local: IpAddr,
+        /// Its sender.
+        remote: IpAddr,
+        /// The message.
+        message: Box<SidrMessage>,
+    },
     /// A peer requests a connection; the application answers with [`Command::Accept`] or
     /// [`Command::Reject`].
     ConnectRequest {

@@ -376,6 +376,7 @@ impl Fuzzer {
                     qp_num: y,
                     listener: z,
                     request: 0,
+                    search: 0,
                 };
                 self.call(&request, &none)
             }

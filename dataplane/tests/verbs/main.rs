@@ -9,6 +9,7 @@ mod c_example;
 mod client_lib;
 mod client_races;
 mod completion_queues;
+mod datagram_services;
 mod datagrams;
 mod deregistration;
 mod doorbells;

@@ -13,7 +13,7 @@
 //! | `names.rs`, `rates.rs`, `sysfs.rs`, `fork.rs` | text of numbers, files, fork |
 //! | `unsupported.rs` | features that siwd does not have, and the kernel's own interfaces |
 
-mod address_vector;
+pub mod address_vector;
 pub mod async_event;
 pub mod attributes;
 mod buffer;

@@ -3,7 +3,7 @@
 
 use super::addrinfo::AddressInfo;
 use super::channel::{EventChannel, EventChannelObject};
-use super::queue::{QueuedEvent, RegisteredId};
+use super::queue::{PeerRequest, QueuedEvent, RegisteredId};
 use super::sockaddr::write_address;
 use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
@@ -12,8 +12,8 @@ use crate::ibverbs::users::EventCount;
 use crate::per_process::PerProcess;
 use crate::status::{errno_of, fail_errno, fail_with};
 use siw::{
-    AddressResolution, CmBinding, CmListener, ConnectionInfo, ConnectionRequest, Error,
-    ProcessMutex, Qp, ResolvedAddress,
+    AddressResolution, CmBinding, CmListener, ConnectionInfo, Error, ProcessMutex, Qp,
+    ResolvedAddress, SERVICE_QKEY, ServiceSearch,
 };
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -71,7 +71,11 @@ pub struct IdState {
     pub binding: Option<CmBinding>,
     pub listener: Option<CmListener>,
     /// A request that has not been answered.
-    pub request: Option<ConnectionRequest>,
+    pub request: Option<PeerRequest>,
+    /// The search for the datagram service that it connects to.
+    pub search: Option<ServiceSearch>,
+    /// The Q_Key of its datagrams, once it is fixed; see [`IdState::fix_qkey`].
+    qkey: Option<u32>,
     /// RDMA Reads and atomics that the request offers: IRD and ORD of this side.
     pub offered: (u32, u32),
     /// Bound or resolved address.
@@ -99,6 +103,15 @@ pub struct IdState {
     pub looked_up: Option<AddressInfo>,
     /// Attributes for the connections of rdma_create_ep(3) with RAI_PASSIVE.
     pub init_attr: Option<InitAttr>,
+}
+
+impl IdState {
+    /// Fixes the Q_Key: that of a service, or the default one for `None`. Returns None if it was fixed to
+    /// another one, as in Linux.
+    pub fn fix_qkey(&mut self, wanted: Option<u32>) -> Option<u32> {
+        let qkey = *self.qkey.get_or_insert(wanted.unwrap_or(SERVICE_QKEY));
+        wanted.is_none_or(|wanted| wanted == qkey).then_some(qkey)
+    }
 }
 
 /// Attributes for the queue pairs of connections to a listener.
@@ -222,6 +235,12 @@ impl IdObject {
         self.lock_channel().channel.clone()
     }
 
+    /// True if it is of the port space of datagram services.
+    pub fn is_datagram(&self) -> bool {
+        // SAFETY: a valid pointer; the field does not change.
+        unsafe { (*self.as_abi()).ps == RDMA_PS_UDP }
+    }
+
     /// True if its calls wait for their events.
     pub fn is_sync(&self) -> bool {
         self.lock_channel().own.is_some()
@@ -235,8 +254,8 @@ impl IdObject {
     }
 
     /// Checks whether the peer of a request may connect.
-    pub fn admits(&self, request: &ConnectionRequest) -> bool {
-        let peer = request.connection_info().peer;
+    pub fn admits(&self, request: &PeerRequest) -> bool {
+        let peer = request.info().peer;
         !self.lock_state().loopback_only
             || peer.is_some_and(|peer| self.channel().devices.has_address(peer.ip()))
     }
@@ -258,10 +277,7 @@ impl IdObject {
     }
 
     /// Creates the identifier for a request, with the settings of its listener.
-    pub fn new_child(
-        listener: RegisteredId,
-        request: ConnectionRequest,
-    ) -> Option<*mut rdma_cm_id> {
+    pub fn new_child(listener: RegisteredId, request: PeerRequest) -> Option<*mut rdma_cm_id> {
         let of_listener = with_registered(listener, |id| {
             // SAFETY: a valid pointer; these fields do not change while it listens.
             let (channel, context, ps, qp_type) = unsafe {
@@ -286,9 +302,11 @@ impl IdObject {
         let channel = object.channel();
         if is_sync {
             // If that fails, a cancellation of the request does not reach the identifier.
-            let _ = request.migrate(&channel.daemon);
+            let _ = request
+                .connection()
+                .map(|request| request.migrate(&channel.daemon));
         }
-        let info = request.connection_info();
+        let info = request.info();
         object.store_addresses(info);
         // SAFETY: a valid pointer that is not shared yet.
         let abi = unsafe { &mut *child };

@@ -4,9 +4,10 @@
 use super::id::{IdObject, fail, result_of};
 use crate::abi::*;
 use crate::ibverbs::qp::QpObject;
+use crate::ibverbs::qp_state::modify_qp;
 use crate::ibverbs::{channel, cq, qp, srq};
 use crate::status::set_errno;
-use siw::Error;
+use siw::{Error, SERVICE_QKEY};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -84,6 +85,35 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
     }
 }
 
+/// Moves a queue pair of datagrams to RTS, with the Q_Key of its identifier.
+///
+/// # Safety
+/// An identifier and a queue pair of this library.
+unsafe fn start_datagrams(id: *mut rdma_cm_id, qp: *mut ibv_qp) -> Result<(), Error> {
+    // SAFETY: the struct is made of numbers.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_INIT;
+    let mut mask = 0;
+    // SAFETY: as the caller promised, and structs to write.
+    if unsafe { init_qp_attr(id, &mut attr, &mut mask) } != 0 {
+        return Err(last_error());
+    }
+    let moves = [
+        (IBV_QPS_INIT, mask),
+        (IBV_QPS_RTR, IBV_QP_STATE as c_int),
+        (IBV_QPS_RTS, (IBV_QP_STATE | IBV_QP_SQ_PSN) as c_int),
+    ];
+    for (state, mask) in moves {
+        attr.qp_state = state;
+        // SAFETY: as the caller promised.
+        let errno = unsafe { modify_qp(qp, &mut attr, mask) };
+        if errno != 0 {
+            return Err(std::io::Error::from_raw_os_error(errno).into());
+        }
+    }
+    Ok(())
+}
+
 /// # Safety
 /// The contract of the manual page.
 unsafe fn create(
@@ -92,12 +122,12 @@ unsafe fn create(
     attr: &mut ibv_qp_init_attr,
     make: impl FnOnce(*mut ibv_pd, &mut ibv_qp_init_attr) -> *mut ibv_qp,
 ) -> Result<(), Error> {
-    if attr.qp_type == IBV_QPT_UD {
-        return Err(Error::Refused {
-            errno: libc::EOPNOTSUPP,
-            reason: "siwd's rdma_cm has connections only: datagrams (UD) need ibv_create_qp and ibv_create_ah"
-                .into(),
-        });
+    // SAFETY: as the caller promised.
+    let is_datagram = unsafe { IdObject::from_abi(id) }.is_datagram();
+    if (attr.qp_type == IBV_QPT_UD) != is_datagram {
+        return Err(Error::Invalid(
+            "qp_type does not fit the port space of the identifier: UD is for RDMA_PS_UDP",
+        ));
     }
     // SAFETY: as the caller promised; the identifier's own fields.
     unsafe {
@@ -130,10 +160,18 @@ unsafe fn create(
         }
         // As after rdma_create_qp(3) with kernel devices: receive requests may be posted.
         let queue_pair = QpObject::from_abi(made);
-        queue_pair.set_unconnected_state(IBV_QPS_INIT);
+        if is_datagram {
+            if let Err(error) = start_datagrams(id, made) {
+                qp::destroy_qp(made);
+                destroy_cqs(id);
+                return Err(error);
+            }
+        } else {
+            queue_pair.set_unconnected_state(IBV_QPS_INIT);
+            (*made).state = IBV_QPS_INIT;
+        }
         IdObject::from_abi(id).lock_state().own_queue_pair =
             Some((queue_pair.qp().qp_num(), queue_pair.serial));
-        (*made).state = IBV_QPS_INIT;
         (*id).qp = made;
         (*id).pd = pd;
     }
@@ -255,7 +293,15 @@ pub unsafe fn destroy_srq(id: *mut rdma_cm_id) {
 pub unsafe fn init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
+        let object = IdObject::from_abi(id);
         let used = match (*attr).qp_state {
+            IBV_QPS_INIT if object.is_datagram() => {
+                (*attr).pkey_index = 0;
+                (*attr).port_num = (*id).port_num;
+                (*attr).qkey = object.lock_state().fix_qkey(None).unwrap_or(SERVICE_QKEY);
+                IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY
+            }
+            IBV_QPS_RTR | IBV_QPS_RTS if object.is_datagram() => IBV_QP_STATE,
             IBV_QPS_INIT | IBV_QPS_RTR => {
                 (*attr).qp_access_flags =
                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
