@@ -315,7 +315,7 @@ pub use cm::{
 };
 pub use context::{AsyncEvent, CALL_TIMEOUT, Context, DeviceInfo};
 pub use cq::{CompletionChannel, Cq};
-pub use datagram::{Ah, AhAttr, CONTROLLED_QKEY, GRH_LEN};
+pub use datagram::{Ah, AhAttr, CONTROLLED_QKEY, GRH_LEN, MULTICAST_QPN};
 pub use drain::DRAIN_WR_ID;
 pub use error::{Error, Failed, PostError};
 pub use fast_mr::FastMr;

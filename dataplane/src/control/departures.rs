@@ -16,6 +16,7 @@ use crate::control::connection::services::ServiceEntry;
 use crate::control::context::Context;
 use crate::control::memory::Memory;
 use crate::control::memory::client_memory::MemoryEntries;
+use crate::control::queues::groups;
 use crate::control::request::deferred::Then;
 use crate::control::resources::{Client, ClientQp, ClientSrq, CompletionQueue};
 use crate::control::threads::helpers::{DisposalQueue, LONG_MEMORY};
@@ -271,6 +272,8 @@ impl Departures {
             context.resources.outboxes.remove(&outbox.epoll_token());
         }
         let slow_to_close = has_descriptors_waiting(&client.conn);
+        let memberships = std::mem::take(&mut client.memberships);
+        groups::leave_of_client(context, memberships.into_keys());
         let mut entries = DepartingEntries::take(connections, &mut client);
         remove_connections(context, connections, &memory.keys, &mut entries, why);
         context.workers.post_to_all(|| Command::RemoveClient {

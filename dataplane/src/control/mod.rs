@@ -17,7 +17,7 @@
 //! | `request/` | deferred requests, replies and refusals |
 //! | `threads/` | workers and helper threads as this thread sees them; the times of its turns |
 //! | `memory/` | protection domains, arenas, regions, windows |
-//! | `queues/` | completion queues, queue pairs, shared receive queues, address handles |
+//! | `queues/` | completion queues, queue pairs, shared receive queues, address handles, multicast groups |
 //! | `client/` | arrival, credentials and events of clients |
 //! | `device/` | devices, links, routes of the kernel |
 //! | `connection/` | listeners, connects, datagram services, pairing, ended connections |
@@ -93,7 +93,7 @@ use self::operator::reload::Configuration;
 use self::operator::runtime_changes::RuntimeChanges;
 use self::operator::statistics::Statistics;
 use self::operator::{flight_recorder, lists, operate, reload, routes, statistics};
-use self::queues::{completion_queues, datagrams, queue_pairs, shared_receive};
+use self::queues::{completion_queues, datagrams, groups, queue_pairs, shared_receive};
 use self::request::deferred::{DeferredRequest, Report, Then};
 use self::request::refusal::Refusal;
 use self::request::replies::{Outcome, RequestState, Served};
@@ -756,6 +756,8 @@ impl ControlThread {
                 datagrams::destroy_ah(context, id, seq, AhId(request.ah))
             }
             Request::StartDatagrams(request) => datagrams::start_datagrams(context, id, request),
+            Request::AttachGroup(request) => groups::attach(context, id, request),
+            Request::DetachGroup(request) => groups::detach(context, id, request),
             Request::FindService(request) => {
                 self.connections.services.find(context, id, seq, request)
             }

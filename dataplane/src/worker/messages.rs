@@ -170,6 +170,19 @@ pub struct AhRequest {
     pub token: CommandToken,
 }
 
+/// A queue pair of datagrams that receives those to a multicast group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Membership {
+    /// Its client.
+    pub client: ClientId,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// The group.
+    pub group: IpAddr,
+}
+
 /// A management datagram from queue pair 1 of a device to that of another host.
 #[derive(Debug, Clone)]
 pub struct MadToSend {
@@ -289,6 +302,22 @@ pub enum Command {
         qpn: Qpn,
         /// The Q_Key.
         qkey: u32,
+    },
+    /// Receives datagrams to a multicast group, or does not any more. To all workers of the device.
+    ChangeGroup {
+        /// The device's place in the configuration.
+        device: usize,
+        /// The group.
+        group: IpAddr,
+        /// False to leave it.
+        joins: bool,
+    },
+    /// Makes a queue pair of datagrams a member of a group, or ends that. To the worker of the queue pair.
+    ChangeMembership {
+        /// The queue pair and the group.
+        membership: Membership,
+        /// False to detach it.
+        attaches: bool,
     },
     /// Sends a management datagram.
     SendMad(Box<MadToSend>),

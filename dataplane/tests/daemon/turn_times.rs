@@ -277,6 +277,17 @@ impl Requests {
             qkey: 1,
             reserved,
         });
+        let group = address("239.1.2.3:0");
+        self.call(&m::AttachGroup {
+            qp_num,
+            reserved,
+            group,
+        });
+        self.call(&m::DetachGroup {
+            qp_num,
+            reserved,
+            group,
+        });
         let made = self.call(&m::CreateAh {
             device,
             hop_limit: 0,

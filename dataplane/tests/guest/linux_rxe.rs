@@ -271,3 +271,38 @@ fn rdma_cm_finds_datagram_services_of_linux_rxe_and_the_other_way_round() {
     );
     assert!(rig.daemon.stop().success());
 }
+
+/// mckey at both ends: the receiver on the kernel and on siwd.
+#[test]
+fn multicast_crosses_between_siwd_and_linux_rxe() {
+    skip_if!(lacks_guest());
+    if !is_installed("mckey", "rdmacm-utils") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::new(dir.path().join("rxe.pcapng").to_str().unwrap());
+    rig.guest.run(RDMA_CM);
+    rig.guest.run("ip route add 239.0.0.0/8 dev eth0");
+    let start = |args: &str| {
+        let line = format!("--persona roce mckey -m 239.1.2.3 -b 10.77.0.1 {args}");
+        Program::start_in(&rig.ns, &rig.daemon, &line)
+    };
+    let guest = |args: &str| {
+        let line = format!("mckey -m 239.1.2.3 -b {GUEST} {args}");
+        rig.guest.start(&line)
+    };
+    let receiver = guest("");
+    std::thread::sleep(Duration::from_secs(2));
+    let said = start("-s").succeed();
+    assert!(said.contains("data transfers complete"), "{said}");
+    let done = receiver.wait(GUEST_PATIENCE);
+    assert_eq!(done.status, Some(0), "{done:?}");
+
+    let receiver = start("");
+    std::thread::sleep(Duration::from_secs(1));
+    let done = guest("-s").wait(GUEST_PATIENCE);
+    assert_eq!(done.status, Some(0), "{done:?}");
+    let said = receiver.succeed();
+    assert!(said.contains("data transfers complete"), "{said}");
+    assert!(rig.daemon.stop().success());
+}

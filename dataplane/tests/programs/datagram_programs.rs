@@ -85,6 +85,38 @@ fn udaddy_says_that_nothing_serves_the_port_and_that_iwarp_has_no_datagrams() {
     assert!(said.contains("siwrun --persona roce"), "{said}");
 }
 
+/// Sender and receivers on two devices, and two receivers on one.
+#[test]
+fn mckey_sends_to_a_multicast_group() {
+    if !is_installed("mckey", "rdmacm-utils") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    for (persona, group) in [
+        ("roce", "239.1.2.3"),
+        ("ib", "239.1.2.3"),
+        ("roce", "ff15::1:2"),
+    ] {
+        let line = |address: &str, args: &str| {
+            let ip = if group.contains(':') {
+                "fd77::"
+            } else {
+                "10.77.0."
+            };
+            format!("--persona {persona} mckey -m {group} -b {ip}{address} {args}")
+        };
+        let receivers = ["1", "2", "2"].map(|at| Program::start(&daemon, &line(at, "")));
+        // Receivers wait 3 s after they have joined, and so does the sender.
+        let sender = Program::start(&daemon, &line("1", "-s"));
+        let mut ended = vec![sender.succeed()];
+        ended.extend(receivers.map(Program::succeed));
+        for said in ended {
+            assert!(said.contains("return status 0"), "{said}");
+            assert!(said.contains("data transfers complete"), "{said}");
+        }
+    }
+}
+
 /// Checks that perftest prints one row with this size and number of iterations.
 fn run_perftest(daemon: &Daemon, program: &str, args: &str) {
     let line = |device| {

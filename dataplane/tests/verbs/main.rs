@@ -18,6 +18,7 @@ mod invalidation_races;
 mod live_memory;
 mod longest_messages;
 mod memory_objects;
+mod multicast;
 mod out_of_order;
 mod pairs;
 mod protocol_versions;

@@ -23,6 +23,7 @@ use crate::connection::stalled::StalledFlows;
 use crate::flow::table::FlowTable;
 use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
 use crate::link::control_queue::ControlQueue;
+use crate::link::groups::Groups;
 use crate::link::neighbours::Neighbours;
 use crate::link::tso_watch::TsoWatch;
 use crate::path_mtu::Paths;
@@ -77,6 +78,8 @@ pub(crate) struct SharedState {
     pub learned_routes: LearnedRoutes,
     /// Datagrams of RoCEv2 to addresses that the kernel has too are ours.
     pub takes_roce: bool,
+    /// Groups of which queue pairs of datagrams are members.
+    pub groups: Groups,
     pub control_queue: ControlQueue,
     /// ACKs that precede all other output of their connections.
     pub early_acks: VecDeque<EarlyAck>,
@@ -249,6 +252,7 @@ impl SharedState {
             neighbours: Neighbours::new(config.neighbours),
             learned_routes: LearnedRoutes::default(),
             takes_roce: false,
+            groups: Groups::default(),
             control_queue: ControlQueue::new(&config, TokenBucket::new(rate)),
             early_acks: VecDeque::new(),
             conflicts: AddressConflicts::new(config.gratuitous_arp, now),

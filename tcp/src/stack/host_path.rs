@@ -115,9 +115,9 @@ impl SharedState {
         };
         match what {
             FrameContent::Tcp { .. } => FrameOwner::Ours,
-            FrameContent::Unclaimed | FrameContent::Rejected { group: true, .. } => {
-                FrameOwner::Host
-            }
+            FrameContent::Unclaimed
+            | FrameContent::Group { .. }
+            | FrameContent::Rejected { group: true, .. } => FrameOwner::Host,
             FrameContent::Arp => FrameOwner::Both,
             FrameContent::Icmpv4 { dst, .. } => {
                 let is_error = bytes

@@ -10,6 +10,7 @@ use crate::base::time::Instant;
 use crate::connection::side_table::SideFlags;
 use crate::link::address_conflicts::AddressConflict;
 use crate::link::control_queue::{Icmpv6Outcome, NeighbourClaim, Origin};
+use crate::link::groups::MLD_QUERY;
 use crate::link::ndp::{self, NEIGHBOUR_ADVERTISEMENT};
 use crate::link::neighbours::{ClaimKind, ClaimOutcome};
 use crate::path_mtu::{self, MIN_V4, MIN_V6};
@@ -92,6 +93,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let origin = |src: IpAddr, dst: IpAddr| Origin { src_mac, src, dst };
         match what {
             FrameContent::Tcp { .. } | FrameContent::Unclaimed => {}
+            FrameContent::Group { src, dst } => {
+                return self.on_group_packet(now, &origin(src, dst), frame, stripped);
+            }
             FrameContent::Fragment { header } => {
                 return self.on_fragment(now, header, frame, src_mac);
             }
@@ -237,6 +241,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
         {
             sh.stats.martians += 1;
             return;
+        }
+        // Queries are from the link, by their hop limit (RFC 2710 section 5).
+        if let [MLD_QUERY, ..] = message.chunk()
+            && hop_limit == 1
+            && let Some(asked) = message.chunk().get(8..24)
+            && let Ok(asked) = <[u8; 16]>::try_from(asked)
+        {
+            let (groups, mut reporter) = sh.groups();
+            return groups.on_query(now, IpAddr::from(asked), &mut reporter);
         }
         let addresses = &sh.config.addresses;
         let is_own = |address: IpAddr| addresses.iter().any(|cidr| cidr.addr == address);

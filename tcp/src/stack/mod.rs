@@ -2,6 +2,7 @@
 
 pub(crate) mod datagrams;
 mod fragment_input;
+mod groups;
 mod host_path;
 mod icmp_input;
 mod open;

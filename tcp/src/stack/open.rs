@@ -116,7 +116,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         owner: QuotaOwner,
         to: IpAddr,
     ) -> Result<bool, StackError> {
-        if self.shared.is_own_address(to) {
+        if self.shared.is_own_address(to) || to.is_multicast() {
             return Ok(true);
         }
         let hop = self.shared.next_hop(to).ok_or(StackError::NoRoute(to))?;

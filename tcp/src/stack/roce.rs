@@ -10,6 +10,7 @@ use crate::base::quota_owner::QuotaOwner;
 use crate::base::time::Instant;
 use crate::connection::context::SharedState;
 use crate::link::control_queue::Origin;
+use crate::link::groups::mac_of_group;
 use crate::link::neighbours::{NO_CONNECTION, NeighbourLookup};
 use crate::stack::Stack;
 use crate::stack::datagrams::{UDP_HEADER_LEN, udp_to_port};
@@ -32,6 +33,10 @@ pub struct RoceDatagram<B> {
     pub packet: B,
     /// Bytes of the IP header, which has no options: 20 (IPv4) or 40 (IPv6).
     pub ip_len: usize,
+    /// The group that it was sent to.
+    pub group: Option<IpAddr>,
+    /// Another worker received it, too.
+    pub is_copy: bool,
     /// Bytes of Ethernet's header before the packet.
     stripped: usize,
 }
@@ -72,7 +77,8 @@ impl<B: RecvBuf> RoceInbox<B> {
         let has_options = ip_len != IPV4_HEADER_LEN && ip_len != IPV6_HEADER_LEN;
         // The classification counted it as a protocol without a user.
         shared.stats.unknown_protocols -= 1;
-        if !shared.is_own_address(origin.dst) || !shared.can_be_peer(origin.src, origin.src_mac) {
+        let is_to_us = shared.is_own_address(origin.dst) || shared.groups.has(origin.dst);
+        if !is_to_us || !shared.can_be_peer(origin.src, origin.src_mac) {
             shared.stats.martians += 1;
         } else if stripped == 0
             || has_options
@@ -87,6 +93,8 @@ impl<B: RecvBuf> RoceInbox<B> {
             self.0.push_back(RoceDatagram {
                 packet,
                 ip_len,
+                group: origin.dst.is_multicast().then_some(origin.dst),
+                is_copy: shared.control_queue.silent,
                 stripped,
             });
         }
@@ -144,6 +152,29 @@ impl DatagramHeaders {
         &self.bytes[self.l2_len + self.l3_len..][..UDP_HEADER_LEN]
     }
 
+    /// The multicast group that the datagram is sent to.
+    #[inline]
+    pub fn group(&self) -> Option<IpAddr> {
+        if self.bytes[0] & 1 == 0 {
+            return None;
+        }
+        let ip = self.ip();
+        match self.l3_len {
+            IPV4_HEADER_LEN => Some(IpAddr::from([ip[16], ip[17], ip[18], ip[19]])),
+            _ => {
+                let mut octets = [0; 16];
+                octets.copy_from_slice(&ip[24..40]);
+                Some(IpAddr::from(octets))
+            }
+        }
+    }
+
+    /// Those of the local copy of a datagram to a group, which returns to this stack.
+    pub fn into_local_copy(mut self) -> DatagramHeaders {
+        self.self_addressed = true;
+        self
+    }
+
     fn len(&self) -> usize {
         self.l2_len + self.l3_len + UDP_HEADER_LEN
     }
@@ -159,6 +190,9 @@ impl SharedState {
     ) -> Result<[u8; 6], DatagramError> {
         if self.is_own_address(to) {
             return Ok(self.config.mac);
+        }
+        if to.is_multicast() {
+            return Ok(mac_of_group(to));
         }
         let hop = self.next_hop(to).ok_or(DatagramError::NoRoute)?;
         let neighbours = &mut self.neighbours;
@@ -192,6 +226,18 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn owner_of_datagrams(&self, qpn: u32) -> Option<usize> {
         let home = self.shared.config.steering.as_ref()?;
         Some(home.steering.owner_of_datagrams(qpn))
+    }
+
+    /// Returns whether this is the first of the workers that share the device.
+    pub fn is_first_worker(&self) -> bool {
+        let home = self.shared.config.steering.as_ref();
+        home.is_none_or(|home| home.worker == 0)
+    }
+
+    /// Number of workers that share the device.
+    pub fn worker_count(&self) -> usize {
+        let home = self.shared.config.steering.as_ref();
+        home.map_or(1, |home| home.steering.worker_count())
     }
 
     /// Returns the largest IP packet of the device, in bytes.

@@ -27,6 +27,7 @@ mod exports;
 mod fork;
 pub mod gid;
 pub mod mr;
+mod multicast;
 pub mod mw;
 mod names;
 mod objects;

@@ -183,7 +183,11 @@ fn resolve(
     let found = devices.client.resolve_address(destination, wanted, None)?;
     store_device(object, &mut state, found.device)?;
     state.destination = Some(destination);
-    state.resolution = start_search(object, &channel, &found, destination, timeout)?;
+    state.resolution = match destination.ip().is_multicast() {
+        // A group has no neighbour.
+        true => None,
+        false => start_search(object, &channel, &found, destination, timeout)?,
+    };
     if state.resolution.is_some() {
         state.resolved = Resolved::Pending;
     } else {

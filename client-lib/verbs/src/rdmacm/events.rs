@@ -6,7 +6,7 @@ use super::address::on_search_ended;
 use super::channel::{EventChannel, EventChannelObject};
 use super::id::{IdObject, fail, for_each_registered, with_registered};
 use super::queue::{
-    PeerRequest, PlainEvent, QueuedEvent, RDMA_CM_EVENT_ADDRINFO_ERROR,
+    DatagramParameters, PeerRequest, PlainEvent, QueuedEvent, RDMA_CM_EVENT_ADDRINFO_ERROR,
     RDMA_CM_EVENT_ADDRINFO_RESOLVED, RDMA_CM_EVENT_USER, RegisteredId,
 };
 use crate::abi::*;
@@ -16,7 +16,7 @@ use crate::status::{explain, fail_errno, fail_with, log_failure};
 use crate::waiting::{Call, Held};
 use rustix::fd::AsFd;
 use siw::{CmEvent, ConnectionInfo, Error, RdmaCmEvent, ServiceReply};
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -94,7 +94,7 @@ fn dispatch(event: RdmaCmEvent) {
             kind,
             status,
             info: Some(Box::new(info)),
-            service: None,
+            datagram: None,
             argument: 0,
         }));
     });
@@ -110,6 +110,29 @@ fn dispatch_request(request: PeerRequest) {
             id.push_event(QueuedEvent::Request { listener, request });
         }
     });
+}
+
+/// The queue pair and the address of a service that has named them.
+fn destination_of(id: &IdObject, reply: &ServiceReply) -> Option<DatagramParameters> {
+    let (local, peer) = reply.info.local.zip(reply.info.peer)?;
+    // SAFETY: the identifier's own field.
+    let verbs = unsafe { (*id.as_abi()).verbs };
+    if verbs.is_null() {
+        return None;
+    }
+    // SAFETY: a context of this library, which is open for good.
+    let context = unsafe { ContextObject::from_abi(verbs) };
+    let vector = vector_between(context, local.ip(), peer.ip());
+    // The program fails to make an address handle of zeros.
+    let vector = vector
+        .inspect_err(|error| log_failure("the address vector of a datagram service", error))
+        .ok()?;
+    Some(DatagramParameters {
+        vector,
+        qp_num: reply.qp_num,
+        qkey: reply.qkey,
+        argument: 0,
+    })
 }
 
 /// Queues the outcome of rdma_connect(3) to a datagram service.
@@ -132,12 +155,13 @@ fn dispatch_service_reply(reply: ServiceReply) {
             (sidr_status, _) => (RDMA_CM_EVENT_UNREACHABLE, sidr_status.into()),
         };
         drop(state);
+        let destination = (kind == RDMA_CM_EVENT_ESTABLISHED).then(|| destination_of(id, &reply));
         id.push_event(QueuedEvent::Plain(PlainEvent {
             id: id.registered(),
             kind,
             status,
-            info: Some(Box::new(reply.info.clone())),
-            service: Some(Box::new(reply)),
+            info: Some(Box::new(reply.info)),
+            datagram: destination.flatten().map(Box::new),
             argument: 0,
         }));
     });
@@ -153,40 +177,29 @@ fn dispatch_search_end(kind: rdma_cm_event_type, mut info: ConnectionInfo) {
                 kind,
                 status: -info.errno,
                 info: Some(Box::new(info)),
-                service: None,
+                datagram: None,
                 argument: 0,
             }));
         }
     });
 }
 
-/// Parameters of a datagram service: its private data, and for a reply its queue pair and address.
-fn service_parameters(
-    id: &IdObject,
-    reply: Option<&ServiceReply>,
+/// Parameters of datagrams: the private data of a request or reply, or the argument of the program, and the
+/// destination.
+fn datagram_parameters(
+    destination: Option<&DatagramParameters>,
     private_data: &[u8],
 ) -> rdma_ud_param {
     // SAFETY: the struct is made of numbers and a pointer.
     let mut param: rdma_ud_param = unsafe { std::mem::zeroed() };
+    if let Some(destination) = destination {
+        param.ah_attr = destination.vector;
+        (param.qp_num, param.qkey) = (destination.qp_num, destination.qkey);
+        param.private_data = destination.argument as *const c_void;
+    }
     if !private_data.is_empty() {
         param.private_data = private_data.as_ptr().cast();
         param.private_data_len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
-    }
-    let Some(reply) = reply.filter(|reply| reply.info.errno == 0) else {
-        return param;
-    };
-    (param.qp_num, param.qkey) = (reply.qp_num, reply.qkey);
-    let ends = reply.info.local.zip(reply.info.peer);
-    // SAFETY: the identifier's own field; NULL, or a context of this library, which is open for good.
-    let verbs = unsafe { (*id.as_abi()).verbs };
-    if let Some((local, peer)) = ends.filter(|_| !verbs.is_null()) {
-        // SAFETY: as above.
-        let context = unsafe { ContextObject::from_abi(verbs) };
-        match vector_between(context, local.ip(), peer.ip()) {
-            Ok(vector) => param.ah_attr = vector,
-            // The program fails to make an address handle of zeros.
-            Err(error) => log_failure("the address vector of a datagram service", &error),
-        }
     }
     param
 }
@@ -248,8 +261,9 @@ fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
                     return None;
                 }
                 event.abi.id = id.as_abi();
-                if let Some(reply) = &plain.service {
-                    event.abi.param.ud = service_parameters(id, Some(reply), &event.private_data);
+                if id.is_datagram() && plain.kind != RDMA_CM_EVENT_USER {
+                    let destination = plain.datagram.as_deref();
+                    event.abi.param.ud = datagram_parameters(destination, &event.private_data);
                 }
                 let has_addresses = matches!(
                     plain.kind,
@@ -274,7 +288,7 @@ fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
             with_registered(listener, |id| {
                 event.abi.listen_id = id.as_abi();
                 if is_service {
-                    event.abi.param.ud = service_parameters(id, None, &event.private_data);
+                    event.abi.param.ud = datagram_parameters(None, &event.private_data);
                 }
                 id.events.deliver();
             })?;

@@ -18,7 +18,7 @@ use siw::{
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
@@ -74,6 +74,8 @@ pub struct IdState {
     pub request: Option<PeerRequest>,
     /// The search for the datagram service that it connects to.
     pub search: Option<ServiceSearch>,
+    /// Multicast groups that it is in.
+    pub groups: Vec<IpAddr>,
     /// The Q_Key of its datagrams, once it is fixed; see [`IdState::fix_qkey`].
     qkey: Option<u32>,
     /// RDMA Reads and atomics that the request offers: IRD and ORD of this side.

@@ -52,6 +52,10 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     let channel = object.channel();
     // SAFETY: as above.
     if let Some(qp) = unsafe { find_queue_pair(id) } {
+        let groups = std::mem::take(&mut object.lock_state().groups);
+        for group in groups {
+            let _ = qp.detach_group(group);
+        }
         if object.connected.load(Ordering::Acquire) {
             // The connection ends with its identifier.
             let _ = qp.disconnect();

@@ -10,6 +10,7 @@
 //! | `lifecycle.rs` | creating, destroying, migrating identifiers |
 //! | `address.rs` | binding, resolving, options |
 //! | `connect.rs` | connecting, listening, accepting, rejecting, disconnecting; datagram services likewise |
+//! | `multicast.rs` | multicast groups |
 //! | `queues.rs` | queue pairs and shared receive queues of identifiers |
 //! | `endpoint.rs`, `addrinfo.rs` | rdma_create_ep(3), rdma_get_request(3), rdma_getaddrinfo(3) |
 //! | `lookup.rs` | rdma_resolve_addrinfo(3), rdma_write_cm_event(3) |
@@ -29,6 +30,7 @@ mod exports;
 mod id;
 mod lifecycle;
 mod lookup;
+mod multicast;
 mod queue;
 mod queues;
 pub mod sockaddr;

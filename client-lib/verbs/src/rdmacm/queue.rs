@@ -1,7 +1,7 @@
 //! Events that wait in the queue of a channel until the program takes them.
 
-use crate::abi::rdma_cm_event_type;
-use siw::{ConnectionInfo, ConnectionRequest, ServiceReply, ServiceRequest};
+use crate::abi::{ibv_ah_attr, rdma_cm_event_type};
+use siw::{ConnectionInfo, ConnectionRequest, ServiceRequest};
 use std::ffi::c_int;
 
 // Kinds of events that older headers lack.
@@ -62,6 +62,15 @@ pub enum QueuedEvent {
     },
 }
 
+/// Destination of datagrams, in an event.
+pub struct DatagramParameters {
+    pub vector: ibv_ah_attr,
+    pub qp_num: u32,
+    pub qkey: u32,
+    /// In place of private data: the program's own argument, an address.
+    pub argument: u64,
+}
+
 /// A queued event without a new identifier.
 pub struct PlainEvent {
     pub id: RegisteredId,
@@ -70,8 +79,8 @@ pub struct PlainEvent {
     pub status: c_int,
     /// Connection data of the event.
     pub info: Option<Box<ConnectionInfo>>,
-    /// The answer of a datagram service.
-    pub service: Option<Box<ServiceReply>>,
+    /// The queue pair of a datagram service or the group.
+    pub datagram: Option<Box<DatagramParameters>>,
     /// Argument of an event of the program itself.
     pub argument: u64,
 }
@@ -84,7 +93,7 @@ impl QueuedEvent {
             kind,
             status,
             info: None,
-            service: None,
+            datagram: None,
             argument: 0,
         })
     }

@@ -277,6 +277,14 @@ impl Devices {
         if let Some(src) = src {
             return first(&|device| device.addresses.iter().any(|cidr| cidr.addr == src));
         }
+        // A group is on the network of any device that has an address of its family.
+        if dst.is_multicast() {
+            let of_family = |device: &DeviceView| {
+                let mut addresses = device.addresses.iter();
+                addresses.any(|cidr| cidr.addr.is_ipv4() == dst.is_ipv4())
+            };
+            return first(&of_family);
+        }
         let own = first(&|device| device.addresses.iter().any(|cidr| cidr.addr == dst));
         let on_link =
             || first(&|device| device.addresses.iter().any(|cidr| is_on_network(cidr, dst)));

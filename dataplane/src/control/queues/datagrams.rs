@@ -36,8 +36,8 @@ const DEFAULT_TIMEOUT_MS: u32 = 1000;
 fn path_of(view: &DeviceView, request: &m::CreateAh) -> Result<DatagramPath, Refusal> {
     let missing = || Refusal::new(libc::EDESTADDRREQ, "the destination address is missing");
     let to = socket_addr(request.remote).ok_or_else(missing)?.ip();
-    if to.is_multicast() || to.is_unspecified() {
-        let why = format!("{to} is not the address of one host: multicast is not supported");
+    if to.is_unspecified() {
+        let why = format!("{to} is the address of no host and of no group");
         return Err(Refusal::new(libc::EINVAL, why));
     }
     let from = match socket_addr(request.local) {

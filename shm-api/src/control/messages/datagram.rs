@@ -24,7 +24,7 @@ pub struct CreateAh {
     pub timeout_ms: u32,
     /// Source address, one of the device's; family 0: chosen for `remote`.
     pub local: Addr,
-    /// Destination.
+    /// Destination: a host, or with [`FEATURE_MULTICAST`](super::FEATURE_MULTICAST) a multicast group.
     pub remote: Addr,
 }
 
@@ -117,4 +117,26 @@ pub struct AnswerFindService {
     pub qkey: u32,
     /// At most [`SERVICE_REPLY_DATA_MAX`] bytes.
     pub private_data: PrivateData,
+}
+
+/// Makes a queue pair of datagrams a member of a multicast group (ibv_attach_mcast(3)): it receives the
+/// datagrams that any host, this one included, sends to the group. A repetition is no error. With
+/// [`FEATURE_MULTICAST`](super::FEATURE_MULTICAST).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct AttachGroup {
+    pub qp_num: u32,
+    pub reserved: u32,
+    /// The group; its port is ignored.
+    pub group: Addr,
+}
+
+/// Ends a membership (ibv_detach_mcast(3)). A reset and the end of the queue pair end it as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DetachGroup {
+    pub qp_num: u32,
+    pub reserved: u32,
+    /// The group; its port is ignored.
+    pub group: Addr,
 }

@@ -82,6 +82,9 @@ pub const FEATURE_DATAGRAMS: u32 = 128;
 /// [`AnswerFindService`], [`MigrateCm::search`], with the events [`CmEventKind::ServiceRequest`] and
 /// [`CmEventKind::ServiceReply`].
 pub const FEATURE_SERVICES: u32 = 256;
+/// Feature: multicast groups of queue pairs of datagrams: [`AttachGroup`], [`DetachGroup`], and address
+/// handles of groups.
+pub const FEATURE_MULTICAST: u32 = 512;
 /// The optional features that this side knows.
 pub const FEATURES: u32 = FEATURE_RESOLUTION
     | FEATURE_FAILURE_MARKS
@@ -91,7 +94,8 @@ pub const FEATURES: u32 = FEATURE_RESOLUTION
     | FEATURE_QUIET_DRAIN
     | FEATURE_DOORBELL_WAIT
     | FEATURE_DATAGRAMS
-    | FEATURE_SERVICES;
+    | FEATURE_SERVICES
+    | FEATURE_MULTICAST;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.
@@ -172,6 +176,8 @@ macro_rules! for_each_message {
             35 FindService -> IdReply;
             36 EndFindService -> Empty;
             37 AnswerFindService -> Empty;
+            38 AttachGroup -> Empty;
+            39 DetachGroup -> Empty;
             50 ReregMr -> MrReply;
             51 AllocFastMr -> FastMrReply;
             52 AllocMw -> MwReply;
