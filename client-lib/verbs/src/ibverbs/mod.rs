@@ -33,7 +33,7 @@ mod names;
 mod objects;
 pub mod open;
 pub mod pd;
-mod port;
+pub mod port;
 mod post;
 pub mod qp;
 mod qp_ex;

@@ -3,7 +3,7 @@
 
 use super::address::bind;
 use super::events::{complete, start_and_complete};
-use super::id::{IdObject, Resolved, fail, find_queue_pair, result_of};
+use super::id::{IdObject, Resolved, fail, find_queue_pair, note_own_moves, result_of};
 use super::queue::PeerRequest;
 use crate::abi::*;
 use crate::status;
@@ -124,9 +124,14 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
     state.qp_num = wanted.qp_num;
     // SAFETY: as the caller promised.
     state.awaits_response = unsafe { (*id).qp.is_null() };
+    let is_moved_by_program = state.awaits_response;
     drop(state);
     // SAFETY: as the caller promised.
     let qp = unsafe { find_queue_pair(id) }.ok_or_else(no_queue_pair)?;
+    if is_moved_by_program {
+        // SAFETY: as the caller promised.
+        unsafe { note_own_moves(id) };
+    }
     let channel = object.channel();
     let limits = channel.devices.client.limits();
     let state = object.lock_state();

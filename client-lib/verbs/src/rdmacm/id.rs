@@ -398,6 +398,23 @@ pub unsafe fn find_queue_pair(id: *mut rdma_cm_id) -> Option<Qp> {
     }
 }
 
+/// Notes that the program itself moves the queue pair whose number it has given.
+///
+/// # Safety
+/// An identifier of this library.
+pub unsafe fn note_own_moves(id: *mut rdma_cm_id) {
+    // SAFETY: as the caller promised; a context of this library. The queue pair is only read while it is in the
+    // table of its context.
+    unsafe {
+        let number = IdObject::from_abi(id).lock_state().qp_num;
+        if number != 0 && !(*id).verbs.is_null() {
+            let context = ContextObject::from_abi((*id).verbs);
+            let note = |qp| QpObject::from_abi(qp).set_moved_by_program();
+            context.objects().qps.find(number, note);
+        }
+    }
+}
+
 /// Returns -1, with errno set.
 pub fn fail(errno: c_int) -> c_int {
     fail_errno(errno);
