@@ -50,6 +50,7 @@ typedef struct siw_channel siw_channel;   /* completion channel */
 typedef struct siw_cq siw_cq;             /* completion queue */
 typedef struct siw_srq siw_srq;           /* shared receive queue */
 typedef struct siw_qp siw_qp;             /* queue pair */
+typedef struct siw_ah siw_ah;             /* address handle, the destination of datagrams */
 typedef struct siw_cm_channel siw_cm_channel; /* connection events */
 typedef struct siw_listener siw_listener;
 typedef struct siw_request siw_request;   /* connection request of a peer */
@@ -85,7 +86,8 @@ enum {
 	SIW_SEND_SIGNALED = 1,
 	SIW_SEND_SOLICITED = 2,
 	SIW_SEND_FENCE = 4,
-	SIW_SEND_INLINE = 8 /* data is copied from addr during the call; lkey unused */
+	SIW_SEND_INLINE = 8, /* data is copied from addr during the call; lkey unused */
+	SIW_SEND_TO_AH = 256 /* a datagram: SEND or SEND_WITH_IMM to siw_send_wr.ud */
 };
 
 enum siw_wc_opcode {
@@ -116,7 +118,13 @@ enum siw_wc_status {
 	SIW_WC_GENERAL_ERR = 21
 };
 
-enum { SIW_WC_WITH_IMM = 2, SIW_WC_WITH_INV = 8, SIW_WC_SOLICITED = 0x100 };
+enum {
+	SIW_WC_GRH = 1, /* a datagram: the buffer begins with SIW_GRH_LEN bytes */
+	SIW_WC_WITH_IMM = 2,
+	SIW_WC_WITH_INV = 8,
+	SIW_WC_SOLICITED = 0x100,
+	SIW_WC_IPV4 = 0x200 /* a datagram that came by IPv4 */
+};
 
 enum siw_qp_state {
 	SIW_QPS_IDLE = 0,
@@ -166,6 +174,13 @@ struct siw_reg_mr_wr {
 	uint32_t access;
 };
 
+/* Destination of a datagram (SIW_SEND_TO_AH). */
+struct siw_ud {
+	const siw_ah *ah;
+	uint32_t remote_qpn;  /* SIW_MULTICAST_QPN with a handle of a group */
+	uint32_t remote_qkey; /* with its highest bit set: the Q_Key of the sending queue pair */
+};
+
 struct siw_send_wr {
 	uint64_t wr_id;
 	const struct siw_sge *sg_list;
@@ -183,6 +198,7 @@ struct siw_send_wr {
 		struct siw_atomic atomic;
 		struct siw_bind_mw_wr bind_mw;
 		struct siw_reg_mr_wr reg_mr;
+		struct siw_ud ud;
 	};
 };
 
@@ -205,7 +221,7 @@ struct siw_wc {
 		uint32_t imm_data;         /* SIW_WC_WITH_IMM */
 	};
 	uint32_t vendor_err;
-	uint32_t reserved;
+	uint32_t src_qp; /* SIW_WC_GRH: the sending queue pair */
 };
 
 struct siw_qp_init_attr {
@@ -545,6 +561,40 @@ int siw_drain_rq(siw_qp *qp, void (*seen)(const struct siw_wc *wc, void *arg), v
  * occupies its slot until its completion is polled. EINVAL: the request is invalid. */
 int siw_post_send(siw_qp *qp, const struct siw_send_wr *wr, uint32_t n, uint32_t *bad);
 int siw_post_recv(siw_qp *qp, const struct siw_recv_wr *wr, uint32_t n, uint32_t *bad);
+
+/* Unreliable datagrams (UD over RoCEv2). A queue pair without a connection sends to address handles and
+ * receives from any host; a datagram holds up to 1024 bytes at an MTU of 1500, and is lost without notice
+ * if the network or the receiver has no room. */
+#define SIW_GRH_LEN 40 /* bytes before the payload in the receive buffer; the IP header is at their end */
+#define SIW_MULTICAST_QPN 0xffffffu
+/* Zero-initialise, then set size, device and remote. */
+struct siw_ah_attr {
+	uint32_t size;   /* sizeof(struct siw_ah_attr) */
+	uint32_t device; /* index of the device that sends */
+	const struct sockaddr *remote; /* a host or a multicast group; the port is ignored */
+	const struct sockaddr *local;  /* an address of the device; NULL: the daemon chooses */
+	uint32_t remote_len; /* size of remote */
+	uint32_t local_len;  /* size of local */
+	uint8_t hop_limit;   /* 0: 64 */
+	uint8_t traffic_class;
+	uint16_t reserved;
+	uint32_t flow_label; /* IPv6, 20 bits */
+	uint32_t timeout_ms; /* time for the answer of the next host on the way; 0: 1000 */
+	uint32_t reserved2;
+};
+/* Waits for the answer of the next host on the way. EHOSTUNREACH: no route; ETIMEDOUT: no answer;
+ * EADDRNOTAVAIL: the device does not have local; EADDRINUSE: the kernel has it, too. */
+int siw_create_ah(siw_context *ctx, const struct siw_ah_attr *attr, siw_ah **out);
+/* Requests that name it and are not sent yet fail: destroy it after their completions. */
+void siw_destroy_ah(siw_ah *ah);
+/* Makes a queue pair without a connection one of datagrams, in RTS; again: changes its Q_Key.
+ * siw_modify_qp to IDLE ends it. EPERM: the highest bit of qkey is for operators. */
+int siw_start_datagrams(siw_qp *qp, uint32_t device, uint32_t qkey);
+/* Membership of a multicast group: the queue pair receives what any host, this one included, sends to it.
+ * EINVAL: no group, no queue pair of datagrams, or (detach) no member. EOPNOTSUPP: the kernel has
+ * addresses of the device, too. */
+int siw_attach_group(siw_qp *qp, const struct sockaddr *group, socklen_t len);
+int siw_detach_group(siw_qp *qp, const struct sockaddr *group, socklen_t len);
 
 int siw_create_cm_channel(siw_context *ctx, siw_cm_channel **out);
 void siw_destroy_cm_channel(siw_cm_channel *ch);

@@ -2,10 +2,11 @@
 //! destination, and reserved ports (rdma_resolve_addr(3), rdma_bind_addr(3)).
 
 use crate::context::ClientInner;
+use crate::service::check_feature;
 use crate::{CmChannel, Context, Error};
 use siw_shm::control::{
-    ANY_DEVICE, Addr, BIND_REUSE, BIND_V6_ONLY, Bind, EndResolution, FEATURE_RESOLUTION, Resolve,
-    StartResolution, Unlisten,
+    ANY_DEVICE, Addr, BIND_DATAGRAMS, BIND_REUSE, BIND_V6_ONLY, Bind, EndResolution,
+    FEATURE_RESOLUTION, Resolve, StartResolution, Unlisten,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,6 +30,9 @@ pub struct BindOptions {
     pub reuse: bool,
     /// `::` stands for IPv6 alone, not for IPv4 as well.
     pub v6_only: bool,
+    /// The port is one of datagram services (RDMA_PS_UDP), for a listener that gets
+    /// [`ServiceRequest`](crate::ServiceRequest)s.
+    pub datagrams: bool,
 }
 
 impl Context {
@@ -133,9 +137,14 @@ impl CmBinding {
         options: &BindOptions,
     ) -> Result<CmBinding, Error> {
         let flag = |on, bit| if on { bit } else { 0 };
+        if options.datagrams {
+            check_feature(&context.0)?;
+        }
         let (reply, _) = context.0.call_daemon(&Bind {
             device: options.device.unwrap_or(ANY_DEVICE),
-            flags: flag(options.reuse, BIND_REUSE) | flag(options.v6_only, BIND_V6_ONLY),
+            flags: flag(options.reuse, BIND_REUSE)
+                | flag(options.v6_only, BIND_V6_ONLY)
+                | flag(options.datagrams, BIND_DATAGRAMS),
             addr: addr.into(),
         })?;
         Ok(CmBinding {

@@ -3,7 +3,7 @@
 
 use crate::context::ClientInner;
 use crate::high_descriptors::KeptDescriptor;
-use crate::{CmBinding, Context, Error, Failed, Qp};
+use crate::{CmBinding, Context, Error, Failed, Qp, ServiceReply, ServiceRequest};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use siw_shm::control::{
     self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CM_HOLD_DISCONNECTS, CM_OMIT_CANCELLATIONS,
@@ -141,7 +141,8 @@ pub enum CmEvent {
     },
 }
 
-/// An event of a CM channel, or the outcome of an [`AddressResolution`](crate::AddressResolution).
+/// An event of a CM channel, including the outcomes of [`AddressResolution`](crate::AddressResolution) and
+/// [`ServiceSearch`](crate::ServiceSearch), and requests to datagram services.
 #[derive(Debug)]
 pub enum RdmaCmEvent {
     /// An event of a connection or listener.
@@ -150,13 +151,20 @@ pub enum RdmaCmEvent {
     AddressResolved(ConnectionInfo),
     /// The address was not resolved (`errno`).
     AddressError(ConnectionInfo),
+    /// A peer asks for the queue pair of a datagram service.
+    ServiceRequest(ServiceRequest),
+    /// A datagram service has answered, or not in time.
+    ServiceReply(ServiceReply),
 }
 
 impl RdmaCmEvent {
     fn into_connection(self) -> Option<CmEvent> {
         match self {
             RdmaCmEvent::Connection(event) => Some(event),
-            RdmaCmEvent::AddressResolved(_) | RdmaCmEvent::AddressError(_) => None,
+            RdmaCmEvent::AddressResolved(_)
+            | RdmaCmEvent::AddressError(_)
+            | RdmaCmEvent::ServiceRequest(_)
+            | RdmaCmEvent::ServiceReply(_) => None,
         }
     }
 }
@@ -255,7 +263,8 @@ impl CmChannel {
         &self.ctx
     }
 
-    /// Waits for the next event. Outcomes of address resolutions are discarded.
+    /// Waits for the next event. Outcomes of address resolutions, and events of datagram services, are
+    /// discarded.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<CmEvent, Error> {
         loop {
             if let Some(event) = self.get_rdma_cm_event(timeout)?.into_connection() {
@@ -274,7 +283,7 @@ impl CmChannel {
         Ok(None)
     }
 
-    /// Waits for the next event, or outcome of an address resolution.
+    /// Waits for the next event of any kind.
     pub fn get_rdma_cm_event(&self, timeout: Option<Duration>) -> Result<RdmaCmEvent, Error> {
         self.parse_event(&self.ctx.recv_event(&self.conn, timeout)?)
     }
@@ -298,6 +307,23 @@ impl CmChannel {
         Ok(RdmaCmEvent::Connection(match kind {
             CmEventKind::AddressResolved => return Ok(RdmaCmEvent::AddressResolved(info)),
             CmEventKind::AddressError => return Ok(RdmaCmEvent::AddressError(info)),
+            CmEventKind::ServiceRequest => {
+                return Ok(RdmaCmEvent::ServiceRequest(ServiceRequest::new(
+                    self.ctx.clone(),
+                    message.request,
+                    message.device,
+                    info,
+                )));
+            }
+            CmEventKind::ServiceReply => {
+                return Ok(RdmaCmEvent::ServiceReply(ServiceReply {
+                    info,
+                    device: message.device,
+                    sidr_status: message.sidr_status,
+                    qp_num: message.qp_num,
+                    qkey: message.qkey,
+                }));
+            }
             CmEventKind::ConnectRequest => CmEvent::ConnectRequest(ConnectionRequest {
                 ctx: self.ctx.clone(),
                 id: message.request,
@@ -374,6 +400,7 @@ impl Qp {
             qp_num: self.qp_num(),
             listener: 0,
             request: 0,
+            search: 0,
         })?;
         Ok(())
     }
@@ -642,6 +669,7 @@ impl CmListener {
             qp_num: 0,
             listener: self.id,
             request: 0,
+            search: 0,
         })?;
         Ok(())
     }
@@ -757,6 +785,7 @@ impl ConnectionRequest {
             qp_num: 0,
             listener: 0,
             request: self.id,
+            search: 0,
         })?;
         Ok(())
     }

@@ -2,7 +2,10 @@
 
 use crate::context::ClientInner;
 use crate::{Context, Error, Qp};
-use siw_shm::control::{Addr, CreateAh, DestroyAh, FEATURE_DATAGRAMS, StartDatagrams};
+use siw_shm::control::{
+    Addr, AttachGroup, CreateAh, DestroyAh, DetachGroup, FEATURE_DATAGRAMS, FEATURE_MULTICAST,
+    StartDatagrams,
+};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +19,7 @@ pub struct AhAttr {
     pub device: u32,
     /// Source address, one of the device's; None lets the daemon choose.
     pub local: Option<IpAddr>,
-    /// Destination.
+    /// Destination: a host or a multicast group.
     pub remote: IpAddr,
     /// TTL or hop limit; 0 for 64.
     pub hop_limit: u8,
@@ -68,6 +71,20 @@ impl Ah {
     pub fn number(&self) -> u32 {
         self.0.number
     }
+}
+
+/// Queue pair number of datagrams to a multicast group.
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
+
+/// Fails if the daemon is older than multicast.
+fn check_multicast(client: &ClientInner) -> Result<(), Error> {
+    if client.has_feature(FEATURE_MULTICAST) {
+        return Ok(());
+    }
+    Err(Error::Refused {
+        errno: libc::EOPNOTSUPP,
+        reason: "this siwd has no multicast: update it".into(),
+    })
 }
 
 /// Fails if the daemon is older than datagrams.
@@ -130,6 +147,40 @@ impl Qp {
             device,
             qkey,
             reserved: 0,
+        })?;
+        Ok(())
+    }
+
+    /// Makes a queue pair of datagrams a member of a multicast group: it receives the datagrams sent to the
+    /// group, also from this host and itself. They are sent to an address handle of the group, with
+    /// [`MULTICAST_QPN`] as the queue pair number. [`Qp::reset`] and the end of the queue pair end it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with EINVAL (no group, no queue pair of datagrams), EOPNOTSUPP (the kernel has
+    /// addresses of the device, too), EADDRNOTAVAIL (the device has no address of the group's family), ENOMEM (256
+    /// memberships of a client, 64 groups of a device).
+    pub fn attach_group(&self, group: IpAddr) -> Result<(), Error> {
+        let client = self.pd().ctx();
+        check_multicast(client)?;
+        client.call_daemon(&AttachGroup {
+            qp_num: self.qp_num(),
+            reserved: 0,
+            group: group.into(),
+        })?;
+        Ok(())
+    }
+
+    /// Ends a membership.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with EINVAL if the queue pair is not a member.
+    pub fn detach_group(&self, group: IpAddr) -> Result<(), Error> {
+        let client = self.pd().ctx();
+        check_multicast(client)?;
+        client.call_daemon(&DetachGroup {
+            qp_num: self.qp_num(),
+            reserved: 0,
+            group: group.into(),
         })?;
         Ok(())
     }

@@ -32,6 +32,7 @@ debug_objects! {
     CmListener: "CmListener" { local_addr }
     CmBinding: "CmBinding" { local_addr }
     AddressResolution: "AddressResolution" {}
+    ServiceSearch: "ServiceSearch" {}
     SendPosting<'_>: "SendPosting" { qp_num }
     ReceivePosting<'_>: "ReceivePosting" { qp_num }
     SharedReceivePosting<'_>: "SharedReceivePosting" {}

@@ -293,6 +293,7 @@ mod pausable;
 mod posting;
 mod qp;
 mod releaser;
+mod service;
 mod slices;
 mod srq;
 mod window;
@@ -314,7 +315,7 @@ pub use cm::{
 };
 pub use context::{AsyncEvent, CALL_TIMEOUT, Context, DeviceInfo};
 pub use cq::{CompletionChannel, Cq};
-pub use datagram::{Ah, AhAttr, CONTROLLED_QKEY, GRH_LEN};
+pub use datagram::{Ah, AhAttr, CONTROLLED_QKEY, GRH_LEN, MULTICAST_QPN};
 pub use drain::DRAIN_WR_ID;
 pub use error::{Error, Failed, PostError};
 pub use fast_mr::FastMr;
@@ -330,6 +331,7 @@ pub use panics::{contain_panic, print_line};
 #[doc(hidden)]
 pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
+pub use service::{SERVICE_QKEY, ServiceReply, ServiceRequest, ServiceSearch};
 pub use siw_shm::control::{
     AsyncEventKind, ExtentMethod, Limits, ListPosition, ObjectList, QpState,
 };

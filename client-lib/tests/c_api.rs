@@ -87,6 +87,9 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         ("reg_mr.iova", offset_of!(SiwReg, iova)),
         ("reg_mr.key", offset_of!(SiwReg, key)),
         ("reg_mr.access", offset_of!(SiwReg, access)),
+        ("ud.ah", offset_of!(SiwUd, ah)),
+        ("ud.remote_qpn", offset_of!(SiwUd, remote_qpn)),
+        ("ud.remote_qkey", offset_of!(SiwUd, remote_qkey)),
     ] {
         c += &format!(
             "_Static_assert(offsetof(struct siw_send_wr, {field}) == {}, \"{field}\");\n",
@@ -97,7 +100,12 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
     layout!(c, "siw_wc", SiwWc, {
         wr_id = "wr_id", status = "status", opcode = "opcode", qp_num = "qp_num",
         byte_len = "byte_len", flags = "flags", invalidated_rkey = "invalidated_rkey", invalidated_rkey = "imm_data",
-        vendor_err = "vendor_err",
+        vendor_err = "vendor_err", src_qp = "src_qp",
+    });
+    layout!(c, "siw_ah_attr", SiwAhAttr, {
+        size = "size", device = "device", remote = "remote", local = "local",
+        remote_len = "remote_len", local_len = "local_len", hop_limit = "hop_limit",
+        traffic_class = "traffic_class", flow_label = "flow_label", timeout_ms = "timeout_ms",
     });
     layout!(c, "siw_qp_init_attr", SiwQpInitAttr, {
         size = "size",
@@ -197,6 +205,11 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         ("SIW_WC_WR_FLUSH_ERR", siw::WcStatus::WR_FLUSH_ERR.0.into()),
         ("SIW_WC_GENERAL_ERR", siw::WcStatus::GENERAL_ERR.0.into()),
         ("SIW_WC_WITH_INV", siw::WcFlags::WITH_INV.0.into()),
+        ("SIW_WC_GRH", siw::WcFlags::GRH.0.into()),
+        ("SIW_WC_IPV4", siw::WcFlags::IPV4.0.into()),
+        ("SIW_SEND_TO_AH", SEND_TO_AH.into()),
+        ("SIW_GRH_LEN", siw::GRH_LEN as u64),
+        ("SIW_MULTICAST_QPN", siw::MULTICAST_QPN.into()),
         ("SIW_WC_SOLICITED", siw::WcFlags::SOLICITED.0.into()),
         ("SIW_ACCESS_REMOTE_READ", siw::Access::REMOTE_READ.0.into()),
         (
@@ -312,6 +325,11 @@ fn null_pointers_are_refused_and_not_followed() {
         assert_eq!(siw_query_qp(null(), null_mut()), libc::EINVAL);
         assert_eq!(siw_drain_sq(null(), None, null_mut(), 0), libc::EINVAL);
         siw_destroy_srq(null_mut());
+        assert_eq!(siw_create_ah(null(), null(), null_mut()), libc::EINVAL);
+        siw_destroy_ah(null_mut());
+        assert_eq!(siw_start_datagrams(null(), 0, 1), libc::EINVAL);
+        assert_eq!(siw_attach_group(null(), null(), 0), libc::EINVAL);
+        assert_eq!(siw_detach_group(null(), null(), 0), libc::EINVAL);
         assert_eq!(siw_dereg_mr(null_mut()), libc::EINVAL);
         assert_eq!(
             siw_rereg_mr(null_mut(), 4, null(), null(), 0, 0, 1),

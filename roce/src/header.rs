@@ -10,6 +10,8 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 pub const PKEY_MASK: u16 = 0x7fff;
 /// Largest queue pair number on the wire.
 pub const MAX_QPN: u32 = 0xff_ffff;
+/// Destination of datagrams to a multicast group.
+pub const MULTICAST_QPN: u32 = MAX_QPN;
 
 /// Bytes of the base transport header.
 pub const BTH_LEN: usize = 12;

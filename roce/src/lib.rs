@@ -1,4 +1,5 @@
-//! Unreliable datagrams (UD) of RoCEv2: the headers behind UDP, and the invariant CRC at their end.
+//! Unreliable datagrams (UD) of RoCEv2: the headers behind UDP, the invariant CRC at their end, and the
+//! management datagrams by which rdma_cm finds datagram services.
 //!
 //! ```text
 //!  IP | UDP, port 4791 | BTH 12 | DETH 8 | immediate data 4 | payload | pad 0..3 | ICRC 4
@@ -11,9 +12,14 @@
 
 mod header;
 mod icrc;
+mod mad;
 
 pub use header::{
-    BTH_LEN, DEFAULT_PKEY, HEADERS_MAX, MAX_QPN, PKEY_MASK, UDP_PORT, UdError, UdHeader,
-    destination_qpn, pad_of, path_mtu,
+    BTH_LEN, DEFAULT_PKEY, HEADERS_MAX, MAX_QPN, MULTICAST_QPN, PKEY_MASK, UDP_PORT, UdError,
+    UdHeader, destination_qpn, pad_of, path_mtu,
 };
 pub use icrc::{ICRC_LEN, Icrc};
+pub use mad::{
+    MAD_LEN, MAD_QKEY, MAD_QPN, MadError, SIDR_REPLY_DATA_MAX, SIDR_REQUEST_DATA_MAX, SidrMessage,
+    SidrReply, SidrRequest, SidrStatus,
+};

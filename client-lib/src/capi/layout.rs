@@ -41,7 +41,7 @@ pub struct SiwWc {
     pub flags: u32,
     pub invalidated_rkey: u32,
     pub vendor_err: u32,
-    pub reserved: u32,
+    pub src_qp: u32,
 }
 
 impl From<&Wc> for SiwWc {
@@ -56,7 +56,7 @@ impl From<&Wc> for SiwWc {
             flags: completion.flags.0.into(),
             invalidated_rkey: completion.imm,
             vendor_err: completion.vendor_err,
-            reserved: 0,
+            src_qp: completion.src_qp,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The structs of `siw.h` about atomics, memory windows and fast registration.
 
-use crate::{Access, FastMr, Mw, MwBind};
+use crate::{Access, Ah, FastMr, Mw, MwBind};
 
 /// `struct siw_mw_bind`
 #[repr(C)]
@@ -53,6 +53,15 @@ pub struct SiwReg {
     pub access: u32,
 }
 
+/// `struct siw_send_wr`, ud
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SiwUd {
+    pub ah: *const Ah,
+    pub remote_qpn: u32,
+    pub remote_qkey: u32,
+}
+
 /// Part of `struct siw_send_wr` that depends on `opcode`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -60,6 +69,7 @@ pub union SiwWrUnion {
     pub atomic: SiwAtomic,
     pub bind_mw: SiwBind,
     pub reg_mr: SiwReg,
+    pub ud: SiwUd,
 }
 
 /// `struct siw_range`

@@ -14,6 +14,7 @@
 )]
 
 mod cm;
+mod datagrams;
 mod handles;
 mod layout;
 mod memory;
@@ -24,6 +25,7 @@ mod regions;
 mod work_requests;
 
 pub use cm::*;
+pub use datagrams::*;
 pub use layout::*;
 pub use memory::*;
 pub use memory_layout::*;

@@ -2,11 +2,14 @@
 
 use super::handles::borrow_handle;
 use super::memory::post_special;
-use super::{SiwRecvWr, SiwSendWr, borrow_array, fail_with, store_out};
+use super::{SiwRecvWr, SiwSendWr, SiwUd, borrow_array, fail_with, store_out};
 use crate::{Error, Opcode, PostError, Qp, RecvWr, SendData, SendWr, Sge, WrFlags};
 use std::ffi::c_int;
 
 // Each `unsafe` below relies on the header's contract, see the parent module.
+
+/// `SIW_SEND_TO_AH`
+pub const SEND_TO_AH: u32 = 256;
 
 /// Gathers inline data of one request.
 ///
@@ -33,7 +36,9 @@ unsafe fn post_one(qp: &Qp, wr: &SiwSendWr, last: &mut [u8; 256]) -> Result<(), 
         .ok()
         .and_then(Opcode::from_u8)
         .ok_or(Error::Invalid("no such opcode"))?;
-    let flags = u8::try_from(wr.flags).map_err(|_| Error::Invalid("unknown send flags"))?;
+    let is_datagram = wr.flags & SEND_TO_AH != 0;
+    let flags = wr.flags & !SEND_TO_AH;
+    let flags = u8::try_from(flags).map_err(|_| Error::Invalid("unknown send flags"))?;
     let flags = WrFlags(flags);
     // SAFETY: by the caller's contract.
     let sges = unsafe { borrow_array(wr.sg_list, wr.num_sge as usize) }?;
@@ -48,7 +53,7 @@ unsafe fn post_one(qp: &Qp, wr: &SiwSendWr, last: &mut [u8; 256]) -> Result<(), 
     } else {
         SendData::Sges(sges)
     };
-    let wr = SendWr {
+    let request = SendWr {
         opcode,
         flags,
         wr_id: wr.wr_id,
@@ -57,7 +62,21 @@ unsafe fn post_one(qp: &Qp, wr: &SiwSendWr, last: &mut [u8; 256]) -> Result<(), 
         rkey: wr.rkey,
         data,
     };
-    qp.post_send(&[wr]).map_err(|error| error.error)
+    let request = if is_datagram {
+        // SAFETY: by the caller's contract, which the flag selects.
+        let (ah, qpn, qkey) = unsafe {
+            let SiwUd {
+                ah,
+                remote_qpn,
+                remote_qkey,
+            } = wr.what.ud;
+            (borrow_handle(ah)?, remote_qpn, remote_qkey)
+        };
+        request.with_destination(ah.number(), qpn, qkey)
+    } else {
+        request
+    };
+    qp.post_send(&[request]).map_err(|error| error.error)
 }
 
 /// Documented in `include/siw.h`.

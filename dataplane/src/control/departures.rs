@@ -12,9 +12,11 @@ use super::client::outbox::Outbox;
 use super::client::peers::has_descriptors_waiting;
 use crate::control::account::quotas::{Charge, Charged, Quota};
 use crate::control::connection::connections::Connections;
+use crate::control::connection::services::ServiceEntry;
 use crate::control::context::Context;
 use crate::control::memory::Memory;
 use crate::control::memory::client_memory::MemoryEntries;
+use crate::control::queues::groups;
 use crate::control::request::deferred::Then;
 use crate::control::resources::{Client, ClientQp, ClientSrq, CompletionQueue};
 use crate::control::threads::helpers::{DisposalQueue, LONG_MEMORY};
@@ -138,6 +140,7 @@ impl DepartingClient {
 pub(super) struct DepartingEntries {
     requests: vec::IntoIter<ConnectRequestId>,
     listeners: vec::IntoIter<CmListenerId>,
+    services: vec::IntoIter<ServiceEntry>,
     cm_channels: btree_map::IntoValues<CmChannelId, Charged<Outbox, 3>>,
     memory: MemoryEntries,
     qps: btree_map::IntoIter<Qpn, Charged<ClientQp>>,
@@ -151,6 +154,8 @@ pub(super) struct DepartingEntries {
 pub(super) enum DepartingEntry {
     Request(ConnectRequestId),
     Listener(CmListenerId),
+    /// A request for a datagram service, of the client or to it.
+    Service(ServiceEntry),
     CmChannel(Charged<Outbox, 3>),
     /// With its charge, which lasts longer.
     Key(Stag, Option<Charge<2>>),
@@ -166,9 +171,11 @@ impl DepartingEntries {
     fn take(connections: &Connections, client: &mut Client) -> DepartingEntries {
         let requests: Vec<_> = connections.requests.of_client(client.id).collect();
         let listeners: Vec<_> = connections.listeners.of_client(client.id).collect();
+        let services: Vec<_> = connections.services.of_client(client.id).collect();
         DepartingEntries {
             requests: requests.into_iter(),
             listeners: listeners.into_iter(),
+            services: services.into_iter(),
             cm_channels: std::mem::take(&mut client.cm_channels).into_values(),
             memory: client.memory.take_entries(),
             qps: std::mem::take(&mut client.qps).into_iter(),
@@ -183,8 +190,10 @@ impl DepartingEntries {
     pub fn next_connection(&mut self) -> Option<DepartingEntry> {
         let request = self.requests.next().map(DepartingEntry::Request);
         let listener = || self.listeners.next().map(DepartingEntry::Listener);
+        let service = || self.services.next().map(DepartingEntry::Service);
         let channel = || self.cm_channels.next().map(DepartingEntry::CmChannel);
-        request.or_else(listener).or_else(channel)
+        let entry = request.or_else(listener).or_else(service);
+        entry.or_else(channel)
     }
 
     /// Next entry that workers may use until they have passed the client's barrier.
@@ -213,7 +222,8 @@ impl DepartingEntries {
 
     /// Returns true if entries of [`Self::next_connection`] are left.
     pub fn has_connections(&self) -> bool {
-        self.requests.len() + self.listeners.len() + self.cm_channels.len() > 0
+        let of_services = self.services.len();
+        self.requests.len() + self.listeners.len() + of_services + self.cm_channels.len() > 0
     }
 
     /// Returns true if entries of [`Self::next_key`] are left.
@@ -263,6 +273,8 @@ impl Departures {
             context.resources.outboxes.remove(&outbox.epoll_token());
         }
         let slow_to_close = has_descriptors_waiting(&client.conn);
+        let memberships = std::mem::take(&mut client.memberships);
+        groups::leave_of_client(context, memberships.into_keys());
         let mut entries = DepartingEntries::take(connections, &mut client);
         remove_connections(context, connections, &memory.keys, &mut entries, why);
         context.workers.post_to_all(|| Command::RemoveClient {
@@ -424,7 +436,15 @@ fn remove_entry(
             }
         }
         DepartingEntry::Listener(listener) => {
-            drop(connections.remove_listener(&mut context.workers, listener, false))
+            drop(connections.remove_listener(context, listener, false))
+        }
+        DepartingEntry::Service(entry) => {
+            let Connections {
+                services,
+                listeners,
+                ..
+            } = connections;
+            services.remove_entry(context, listeners, entry);
         }
         DepartingEntry::CmChannel(outbox) => {
             context.resources.outboxes.remove(&outbox.epoll_token());

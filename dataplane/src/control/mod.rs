@@ -17,10 +17,10 @@
 //! | `request/` | deferred requests, replies and refusals |
 //! | `threads/` | workers and helper threads as this thread sees them; the times of its turns |
 //! | `memory/` | protection domains, arenas, regions, windows |
-//! | `queues/` | completion queues, queue pairs, shared receive queues, address handles |
+//! | `queues/` | completion queues, queue pairs, shared receive queues, address handles, multicast groups |
 //! | `client/` | arrival, credentials and events of clients |
 //! | `device/` | devices, links, routes of the kernel |
-//! | `connection/` | listeners, connects, pairing, ended connections |
+//! | `connection/` | listeners, connects, datagram services, pairing, ended connections |
 //! | `operator/` | lists, statistics, captures, actions, configuration, devices at run time |
 //!
 //! Files without `Context` (such as `client/peers.rs`, `memory/client_memory.rs`, `connection/ends.rs`) describe
@@ -93,7 +93,7 @@ use self::operator::reload::Configuration;
 use self::operator::runtime_changes::RuntimeChanges;
 use self::operator::statistics::Statistics;
 use self::operator::{flight_recorder, lists, operate, reload, routes, statistics};
-use self::queues::{completion_queues, datagrams, queue_pairs, shared_receive};
+use self::queues::{completion_queues, datagrams, groups, queue_pairs, shared_receive};
 use self::request::deferred::{DeferredRequest, Report, Then};
 use self::request::refusal::Refusal;
 use self::request::replies::{Outcome, RequestState, Served};
@@ -341,6 +341,12 @@ impl ControlThread {
             self.free_heap
                 .run(&self.context.resources.ledger, &self.context.helpers);
             pairing::retry_pairs(&mut self.context);
+            let Connections {
+                services,
+                listeners,
+                ..
+            } = &mut self.connections;
+            services.run(&mut self.context, listeners);
             self.end_event();
             if let Some(watchdog) = &mut self.watchdog {
                 watchdog.run(&mut self.context.workers);
@@ -372,9 +378,11 @@ impl ControlThread {
             return EpollTimeout::from(1u8);
         }
         let next_pair = self.context.resources.pair_times.first_time();
+        let next_service = self.connections.services.first_time();
         let limits = [
             self.stopping.map(|_| Duration::from_millis(50)),
             next_pair.map(|time| time.saturating_duration_since(Instant::now())),
+            next_service.map(|time| time.saturating_duration_since(Instant::now())),
             self.watchdog.as_ref().and_then(Watchdog::time_until_round),
             self.counter_files
                 .as_ref()
@@ -749,6 +757,24 @@ impl ControlThread {
                 datagrams::destroy_ah(context, id, seq, AhId(request.ah))
             }
             Request::StartDatagrams(request) => datagrams::start_datagrams(context, id, request),
+            Request::AttachGroup(request) => groups::attach(context, id, request),
+            Request::DetachGroup(request) => groups::detach(context, id, request),
+            Request::FindService(request) => {
+                self.connections.services.find(context, id, seq, request)
+            }
+            Request::EndFindService(request) => {
+                let resources = &mut context.resources;
+                let services = &mut self.connections.services;
+                services.end(resources, id, seq, request.search)
+            }
+            Request::AnswerFindService(request) => {
+                let Connections {
+                    services,
+                    listeners,
+                    ..
+                } = &mut self.connections;
+                services.answer(context, listeners, (id, seq), request)
+            }
             Request::MigrateCm(request) => {
                 self.connections
                     .migrate_events(&mut context.resources, id, seq, request)
@@ -893,6 +919,19 @@ impl ControlThread {
     fn on_worker_event(&mut self, worker: usize, event: Event) {
         let context = &mut self.context;
         match event {
+            Event::Sidr {
+                device,
+                local,
+                remote,
+                message,
+            } => {
+                let Connections {
+                    services,
+                    listeners,
+                    ..
+                } = &mut self.connections;
+                services.on_message(context, listeners, (device, local, remote), &message);
+            }
             Event::ConnectRequest {
                 request,
                 listener,
@@ -1235,6 +1274,8 @@ fn may_cross_a_reply(seq: u32, request: &Request) -> bool {
             | Request::DestroyCmChannel(_)
             | Request::EndResolution(_)
             | Request::DestroyAh(_)
+            | Request::EndFindService(_)
+            | Request::AnswerFindService(_)
             | Request::Unlisten(_)
             | Request::Disconnect(_)
             | Request::Reject(_)

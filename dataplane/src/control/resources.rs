@@ -5,6 +5,7 @@
 //! takes tens of milliseconds with a million of them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -208,6 +209,8 @@ pub struct Client {
     pub resolutions: BTreeMap<ResolutionId, Charged<ClientResolution>>,
     /// Address handles, which workers have.
     pub ahs: BTreeMap<AhId, Charged<()>>,
+    /// Memberships of its queue pairs in multicast groups of devices.
+    pub memberships: BTreeMap<(Qpn, usize, IpAddr), Charged<()>>,
     pub queues: QueueAllocator,
     next_id: u32,
     pub(super) waiting: Option<DeferredRequest>,
@@ -277,6 +280,7 @@ impl Client {
             cm_channels: BTreeMap::new(),
             resolutions: BTreeMap::new(),
             ahs: BTreeMap::new(),
+            memberships: BTreeMap::new(),
             queues: QueueAllocator::new(PageSize::Normal, queue_bytes, id.fault_owner()),
             next_id: 0,
             waiting: None,
@@ -456,6 +460,8 @@ pub struct Resources {
     pub(super) recorder: FlightRecorder,
     /// Times of the attempts to connect queue pairs without rdma_cm.
     pub pair_times: PairSchedule,
+    /// Number of members of each multicast group of a device.
+    pub groups: BTreeMap<(usize, IpAddr), u32>,
     /// Limits of each client, as reported to its library.
     pub limits: LimitsConfig,
     /// Allocate queues and registered memory from hugepages while some are free.
@@ -489,6 +495,7 @@ impl Resources {
             ends: ConnectionEnds::default(),
             recorder: FlightRecorder::default(),
             pair_times: PairSchedule::default(),
+            groups: BTreeMap::new(),
             limits,
             hugepages,
             epoll,

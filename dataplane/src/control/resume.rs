@@ -3,7 +3,7 @@
 use super::ControlThread;
 use super::memory;
 use super::operator::{lists, operate, statistics};
-use super::queues::{completion_queues, datagrams, queue_pairs, shared_receive};
+use super::queues::{completion_queues, datagrams, groups, queue_pairs, shared_receive};
 use super::request::deferred::{Deferred, DeferredRequest, Report, Then};
 use super::request::refusal::Refusal;
 use super::request::replies::{Outcome, Served};
@@ -90,6 +90,9 @@ impl ControlThread {
                 datagrams::reply_ah(context, id, seq, ah, failure)
             }
             (Then::ReplyDatagrams, _) => datagrams::reply_started(resources, id, seq),
+            (Then::ReplyGroup { attached }, _) => {
+                groups::reply_changed(resources, id, seq, attached)
+            }
             (Then::ResetQp(qpn), _) => queue_pairs::reset_qp(resources, id, seq, qpn),
             (Then::FreeQp(qpn), _) => queue_pairs::free_qp(resources, id, seq, qpn),
             (Then::EndKey { reply, .. }, _) => memory::end_key(resources, id, seq, reply),

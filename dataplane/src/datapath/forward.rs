@@ -104,8 +104,9 @@ impl FrameForwarder {
         }
     }
 
+    /// Copies a received frame to the other workers of the device.
     #[cold]
-    fn copy_to_all(
+    pub(crate) fn copy_to_all(
         &mut self,
         workers: usize,
         device: usize,

@@ -91,6 +91,16 @@ impl Worker {
                 qkey,
             } => connections.start_datagrams(now, *setup, device, qkey),
             Command::SetQkey { qpn, qkey } => connections.set_qkey(qpn, qkey),
+            Command::ChangeGroup {
+                device,
+                group,
+                joins,
+            } => connections.change_group(device, group, joins),
+            Command::ChangeMembership {
+                membership,
+                attaches,
+            } => connections.change_membership(&membership, attaches),
+            Command::SendMad(mad) => connections.send_mad(now, mad),
             Command::Accept {
                 setup,
                 request,

@@ -30,6 +30,7 @@ use super::drop_reasons::DropCounts;
 use super::histogram::{MessageLengths, RoundTripTimes};
 use super::lifecycle_state::LifecycleState;
 use super::listener_options::PortListeners;
+use super::mads::Mads;
 use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
 use super::new_port::NewPort;
 use super::pending_connections::PendingConnections;
@@ -64,6 +65,7 @@ pub(super) struct Connections {
     pub(super) port_mapper: PortMapper,
     pub(super) resolutions: Resolutions,
     pub(super) datagrams: Datagrams,
+    pub(super) mads: Mads,
     /// Departed clients that still have objects in the worker.
     pub(super) departing: DepartingClients,
     pub(super) cache: MbufCache,

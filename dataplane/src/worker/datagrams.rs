@@ -9,9 +9,13 @@
 //! so that each worker knows where a datagram belongs. A datagram is copied twice at its sender: the ICRC
 //! must be that of the bytes that leave, which the client may change meanwhile.
 //!
+//! A datagram to a multicast group is for its members in all workers: the worker that receives it copies it to
+//! the others. Queue pair 1 of a device has no rings: the control thread gets and sends its datagrams (`mads.rs`).
+//!
 //! [`Steering::owner_of_datagrams`]: siw_net::Steering::owner_of_datagrams
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 
 use dpdk::{Mbuf, MbufCache};
 use siw_iwarp::{QpEnv, QpEvent, RingFault, RxStream, TxRecord};
@@ -21,8 +25,8 @@ use siw_net::{
     RxChecksum,
 };
 use siw_roce::{
-    DEFAULT_PKEY, HEADERS_MAX, ICRC_LEN, Icrc, MAX_QPN, PKEY_MASK, UdError, UdHeader,
-    destination_qpn, pad_of, path_mtu,
+    DEFAULT_PKEY, HEADERS_MAX, ICRC_LEN, Icrc, MAD_QPN, MAX_QPN, MULTICAST_QPN, PKEY_MASK, UdError,
+    UdHeader, destination_qpn, pad_of, path_mtu,
 };
 use siw_shm::control::{CONTROLLED_QKEY, GRH_LEN};
 use siw_shm::{Access, Opcode, SendWqe, Sge, Wc, WcFlags, WcOpcode, WcStatus, WrFlags};
@@ -31,7 +35,7 @@ use super::Worker;
 use super::connections::Connections;
 use super::drop_reasons::DropReason;
 use super::lifecycle_state::LifecycleState;
-use super::messages::{AhRequest, Event, QpSetup, ResolutionReport, ResolutionRequest};
+use super::messages::{AhRequest, Event, Membership, QpSetup, ResolutionReport, ResolutionRequest};
 use super::owned_objects::OwnedObjects;
 use super::slots::QpSlot;
 use super::thresholds::THRESHOLDS;
@@ -40,7 +44,7 @@ use crate::datapath::port::WorkerPort;
 use crate::datapath::rx_frame::{FrameBytes, RxFrame};
 use crate::ids::{AhId, ClientId, Qpn};
 
-const UDP_LEN: usize = 8;
+pub(super) const UDP_LEN: usize = 8;
 /// Bytes of the longest datagram behind UDP.
 const DATAGRAM_MAX: usize = HEADERS_MAX + PAYLOAD_MAX + 3 + ICRC_LEN;
 /// Largest path MTU.
@@ -107,9 +111,41 @@ impl AddressHandles {
     }
 }
 
+/// Members of multicast groups among a worker's queue pairs, by device and group.
+#[derive(Default)]
+struct GroupMembers(BTreeMap<(usize, IpAddr), Vec<(ClientId, Qpn)>>);
+
+impl GroupMembers {
+    fn attach(&mut self, group: (usize, IpAddr), member: (ClientId, Qpn)) {
+        let members = self.0.entry(group).or_default();
+        if !members.contains(&member) {
+            members.push(member);
+        }
+    }
+
+    /// Removes the members for which `is_meant` returns true.
+    fn remove(&mut self, is_meant: impl Fn(&(usize, IpAddr), &(ClientId, Qpn)) -> bool) {
+        self.0.retain(|group, members| {
+            members.retain(|member| !is_meant(group, member));
+            !members.is_empty()
+        });
+    }
+}
+
+/// What is left to do with a received datagram.
+enum Arrived {
+    /// Nothing.
+    Done,
+    /// It is for another worker.
+    Forward(usize, Mbuf),
+    /// Queue pairs of other workers may be members of its group.
+    CopyToAll(Mbuf),
+}
+
 /// The datagrams of a worker.
 pub(super) struct Datagrams {
     handles: AddressHandles,
+    members: GroupMembers,
     /// A datagram under construction, from the BTH on.
     buffer: Box<[u8; DATAGRAM_MAX]>,
 }
@@ -118,14 +154,17 @@ impl Default for Datagrams {
     fn default() -> Datagrams {
         Datagrams {
             handles: AddressHandles::default(),
+            members: GroupMembers::default(),
             buffer: Box::new([0; DATAGRAM_MAX]),
         }
     }
 }
 
 impl Datagrams {
-    /// Removes an address handle of a departed client. Returns false if it has none.
+    /// Removes an address handle of a departed client. Returns false if it has none. Its memberships of
+    /// groups, which are few, go at once.
     pub(super) fn remove_next(&mut self, client: ClientId) -> bool {
+        self.members.remove(|_, (owner, _)| *owner == client);
         let next = self.handles.of_clients.next(client, 0);
         if let Some(number) = next {
             self.handles.remove(AhId(number));
@@ -135,7 +174,7 @@ impl Datagrams {
 }
 
 /// The frames of datagrams have no records.
-struct NoRecords;
+pub(super) struct NoRecords;
 
 impl RecordWriter<TxRecord> for NoRecords {
     fn write_record(
@@ -210,6 +249,61 @@ impl Connections {
     /// Forgets an address handle.
     pub(super) fn remove_ah(&mut self, ah: AhId) {
         self.datagrams.handles.remove(ah);
+    }
+
+    /// Receives datagrams to a group, or does not any more. The first worker of the device tells routers and
+    /// switches.
+    pub(super) fn change_group(&mut self, device: usize, group: IpAddr, joins: bool) {
+        let ports = self.ports.iter_mut();
+        for port in ports.filter(|port| port.device == device) {
+            let reports = port.stack.is_first_worker();
+            match joins {
+                true => port.stack.join_group(group, reports),
+                false => port.stack.leave_group(group, reports),
+            }
+        }
+    }
+
+    /// Makes a queue pair a member of a group, or ends that.
+    pub(super) fn change_membership(&mut self, membership: &Membership, attaches: bool) {
+        let Membership {
+            client,
+            qpn,
+            device,
+            group,
+        } = *membership;
+        let members = &mut self.datagrams.members;
+        match attaches {
+            true => members.attach((device, group), (client, qpn)),
+            false => {
+                members.remove(|of, member| *of == (device, group) && *member == (client, qpn))
+            }
+        }
+    }
+
+    /// Delivers a datagram to the members of its group.
+    fn deliver_to_group(
+        &mut self,
+        now: Instant,
+        port: usize,
+        group: IpAddr,
+        datagram: &RoceDatagram<RxFrame>,
+    ) {
+        let key = (self.ports[port].device, group);
+        let count = self.datagrams.members.0.get(&key).map_or(0, Vec::len);
+        for index in 0..count {
+            let members = self.datagrams.members.0.get(&key);
+            let member = members.and_then(|members| members.get(index)).copied();
+            let slot = member.and_then(|(_, qpn)| self.queue_pairs.find(qpn));
+            let Some(slot) = slot else {
+                continue;
+            };
+            match self.deliver(slot, datagram) {
+                Ok(true) => {}
+                Ok(false) => self.fail_datagrams(now, slot),
+                Err(reason) => self.drops.count(reason),
+            }
+        }
     }
 
     /// Takes datagrams to addresses of a device that the kernel has too.
@@ -330,7 +424,16 @@ impl Connections {
             let wall_time = self.clock.wall_time(now);
             let mut sink = PortSink::new(&mut port.output, &mut self.cache, NoRecords, wall_time);
             let datagram = &self.datagrams.buffer[..len];
-            port.stack.send_roce(&headers, datagram, &mut sink)
+            let sent = port.stack.send_roce(&headers, datagram, &mut sink);
+            // Members on this device get a copy, which the link does not return.
+            if headers
+                .group()
+                .is_some_and(|group| port.stack.is_in_group(group))
+            {
+                let local = headers.into_local_copy();
+                port.stack.send_roce(&local, datagram, &mut sink);
+            }
+            sent
         });
         match sent {
             Ok(is_sent) => {
@@ -348,42 +451,66 @@ impl Connections {
         }
     }
 
-    /// Processes a received datagram. Returns it as a frame if it is for another worker.
+    /// Another worker that has the queue pair with this number.
+    fn owner_elsewhere(&self, port: usize, qpn: u32) -> Option<usize> {
+        let owner = self.ports[port].stack.owner_of_datagrams(qpn);
+        owner.filter(|owner| *owner != self.index)
+    }
+
+    /// Processes a received datagram.
     fn on_datagram(
         &mut self,
         now: Instant,
         port: usize,
         datagram: RoceDatagram<RxFrame>,
-    ) -> Option<(usize, Mbuf)> {
+    ) -> Arrived {
+        let into_mbuf = |datagram: RoceDatagram<RxFrame>| datagram.into_frame()?.into_mbuf();
         let head = datagram.packet.chunk();
         let transport = head.get(datagram.ip_len + UDP_LEN..).unwrap_or(&[]);
         let Some(qpn) = destination_qpn(transport) else {
             self.drops.count(DropReason::UdMalformed);
-            return None;
+            return Arrived::Done;
         };
+        if let Some(group) = datagram.group {
+            if qpn != MULTICAST_QPN {
+                self.drops.count(DropReason::UdUnknownQueuePair);
+                return Arrived::Done;
+            }
+            self.deliver_to_group(now, port, group, &datagram);
+            let is_shared = self.ports[port].stack.worker_count() > 1;
+            return match is_shared && !datagram.is_copy {
+                true => into_mbuf(datagram).map_or(Arrived::Done, Arrived::CopyToAll),
+                false => Arrived::Done,
+            };
+        }
+        if qpn == MAD_QPN && self.owner_elsewhere(port, qpn).is_none() {
+            if let Err(reason) = self.on_mad(now, port, &datagram) {
+                self.drops.count(reason);
+            }
+            return Arrived::Done;
+        }
         let slot = self.queue_pairs.find(Qpn(qpn)).filter(|slot| {
             let queue_pair = self.queue_pairs.get(*slot);
             queue_pair.is_some_and(|found| found.port == port && found.is_of_datagrams())
         });
         let Some(slot) = slot else {
-            let owner = self.ports[port].stack.owner_of_datagrams(qpn);
-            if let Some(owner) = owner.filter(|owner| *owner != self.index) {
-                let mbuf = datagram.into_frame()?.into_mbuf()?;
-                return Some((owner, mbuf));
+            if let Some(owner) = self.owner_elsewhere(port, qpn) {
+                let mbuf = into_mbuf(datagram);
+                return mbuf.map_or(Arrived::Done, |mbuf| Arrived::Forward(owner, mbuf));
             }
             self.drops
                 .count(match UdHeader::parse(transport, DATAGRAM_MAX) {
                     Err(error) => reason_of(error),
                     Ok(_) => DropReason::UdUnknownQueuePair,
                 });
-            return None;
+            return Arrived::Done;
         };
         match self.deliver(slot, &datagram) {
             Ok(true) => {}
             Ok(false) => self.fail_datagrams(now, slot),
             Err(reason) => self.drops.count(reason),
         }
-        None
+        Arrived::Done
     }
 
     /// Places a datagram into the memory of the next receive work request. Returns false if the request
@@ -525,25 +652,59 @@ impl Datagrams {
             Err(DatagramError::NoRoute | DatagramError::Unresolved) => return Ok(None),
             Err(DatagramError::TooLong) => return Err(WcStatus::LOC_LEN_ERR),
         };
-        let (covered, icrc) = buffer.split_at_mut(end);
-        let started = Icrc::new(network.ip(), network.udp(), covered);
-        let mut sum = started.ok_or(WcStatus::GENERAL_ERR)?;
-        sum.update(covered.get(siw_roce::BTH_LEN..).unwrap_or(&[]));
-        icrc.copy_from_slice(&sum.finish());
+        seal(&network, buffer).ok_or(WcStatus::GENERAL_ERR)?;
         Ok(Some((network, total)))
     }
+
+    /// Writes a datagram without immediate data into the buffer, up to the place of the ICRC. Returns its
+    /// length with the ICRC.
+    pub(super) fn write(&mut self, header: &UdHeader, payload: &[u8]) -> usize {
+        let mut headers = [0; HEADERS_MAX];
+        let at = header.write(payload.len(), &mut headers);
+        let (len, end) = (payload.len(), at + payload.len() + pad_of(payload.len()));
+        self.buffer[..at].copy_from_slice(&headers[..at]);
+        self.buffer[at..at + len].copy_from_slice(payload);
+        self.buffer[at + len..end].fill(0);
+        end + ICRC_LEN
+    }
+
+    /// The first bytes of the buffer.
+    pub(super) fn written(&mut self, len: usize) -> &mut [u8] {
+        &mut self.buffer[..len]
+    }
+}
+
+/// Writes the ICRC into the last bytes of a datagram, which begins with the BTH. `None`: it is too short.
+pub(super) fn seal(network: &DatagramHeaders, datagram: &mut [u8]) -> Option<()> {
+    let end = datagram.len().checked_sub(ICRC_LEN)?;
+    let (covered, icrc) = datagram.split_at_mut(end);
+    let mut sum = Icrc::new(network.ip(), network.udp(), covered)?;
+    sum.update(covered.get(siw_roce::BTH_LEN..)?);
+    icrc.copy_from_slice(&sum.finish());
+    Some(())
 }
 
 impl Worker {
     /// Processes the datagrams that a port has received, and forwards those of other workers.
     pub(super) fn receive_datagrams(&mut self, now: Instant, port: usize) {
         while let Some(datagram) = self.connections.ports[port].stack.next_roce_datagram() {
-            if let Some((worker, mbuf)) = self.connections.on_datagram(now, port, datagram) {
-                let device = self.connections.ports[port].device;
-                let cache = &mut self.connections.cache;
-                let frame = (mbuf, RxChecksum::Good);
-                self.forwarder
-                    .forward_received(worker, device, frame, cache);
+            let arrived = self.connections.on_datagram(now, port, datagram);
+            let workers = self.connections.ports[port].stack.worker_count();
+            let device = self.connections.ports[port].device;
+            let cache = &mut self.connections.cache;
+            match arrived {
+                Arrived::Done => {}
+                Arrived::Forward(worker, mbuf) => {
+                    let frame = (mbuf, RxChecksum::Good);
+                    self.forwarder
+                        .forward_received(worker, device, frame, cache);
+                }
+                Arrived::CopyToAll(mbuf) => {
+                    let checksum = RxChecksum::Good;
+                    self.forwarder
+                        .copy_to_all(workers, device, &mbuf, checksum, cache);
+                    cache.free(mbuf);
+                }
             }
         }
         self.forwarder.wake_receivers();
@@ -551,11 +712,11 @@ impl Worker {
 }
 
 /// UDP source port of a queue pair's datagrams: a hash of its number.
-fn source_port(qpn: Qpn) -> u16 {
+pub(super) fn source_port(qpn: Qpn) -> u16 {
     FIRST_SOURCE_PORT | (qpn.0.wrapping_mul(0x9e37_79b1) >> 18) as u16
 }
 
-fn reason_of(error: UdError) -> DropReason {
+pub(super) fn reason_of(error: UdError) -> DropReason {
     match error {
         UdError::TooShort | UdError::Version(_) => DropReason::UdMalformed,
         UdError::Opcode(_) => DropReason::UdOpcode,
@@ -563,7 +724,7 @@ fn reason_of(error: UdError) -> DropReason {
 }
 
 /// Returns whether the last bytes of a packet are its ICRC.
-fn has_right_icrc(packet: &RxFrame, ip_len: usize) -> bool {
+pub(super) fn has_right_icrc(packet: &RxFrame, ip_len: usize) -> bool {
     let head = packet.chunk();
     let Some((headers, transport)) = head.split_at_checked(ip_len + UDP_LEN) else {
         return false;

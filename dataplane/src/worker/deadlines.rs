@@ -21,6 +21,8 @@ pub(super) enum DeadlineOwner {
     Polls(QpSlot),
     /// The next look at a neighbour, see `resolution.rs`. The resolution may have ended.
     Resolution(ClientId, ResolutionId),
+    /// The next attempt to send MADs, see `mads.rs`.
+    Mads,
 }
 
 /// The deadlines of one worker, earliest first. They are few at any time: only states of set-up and

@@ -112,6 +112,12 @@ drop_reasons! {
     UdNoReceive = "UD_NO_RECEIVE";
     /// datagram not sent: no route, or the neighbour does not answer any more
     UdNotSent = "UD_NOT_SENT";
+    /// management datagram dropped: of another class than communication management, or another message than SIDR
+    MadUnsupported = "MAD_UNSUPPORTED";
+    /// management datagram dropped: its sender, or all together, sent too many in this second
+    MadFlood = "MAD_FLOOD";
+    /// request for a datagram service refused: of another port space than RDMA_PS_UDP
+    SidrUnserved = "SIDR_UNSERVED";
 }
 
 impl DropReason {

@@ -774,6 +774,7 @@ impl Connections {
                     let (resolutions, mut worker) = self.resolving();
                     resolutions.look_up(now, client, resolution, &mut worker);
                 }
+                DeadlineOwner::Mads => self.retry_mads(now),
             }
         }
     }

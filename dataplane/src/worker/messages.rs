@@ -10,7 +10,8 @@ use siw_host::netlink::KernelNeighbour;
 use siw_iwarp::port_mapper::PortMapperMessage;
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
-use siw_net::{DatagramPath, IpCidr};
+use siw_net::{DatagramPath, IpCidr, QuotaOwner};
+use siw_roce::{MAD_LEN, SidrMessage};
 use siw_shm::control::FinalSend;
 use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
 
@@ -169,6 +170,34 @@ pub struct AhRequest {
     pub token: CommandToken,
 }
 
+/// A queue pair of datagrams that receives those to a multicast group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Membership {
+    /// Its client.
+    pub client: ClientId,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// The group.
+    pub group: IpAddr,
+}
+
+/// A management datagram from queue pair 1 of a device to that of another host.
+#[derive(Debug, Clone)]
+pub struct MadToSend {
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// One of the device's addresses.
+    pub local: IpAddr,
+    /// Destination, of the same family.
+    pub remote: IpAddr,
+    /// Owner that an unresolved neighbour is charged to.
+    pub owner: QuotaOwner,
+    /// The MAD.
+    pub bytes: [u8; MAD_LEN],
+}
+
 /// Control thread to worker. Executed in order.
 pub enum Command {
     /// Records frames in these captures, and this trace, from now on.
@@ -274,6 +303,24 @@ pub enum Command {
         /// The Q_Key.
         qkey: u32,
     },
+    /// Receives datagrams to a multicast group, or does not any more. To all workers of the device.
+    ChangeGroup {
+        /// The device's place in the configuration.
+        device: usize,
+        /// The group.
+        group: IpAddr,
+        /// False to leave it.
+        joins: bool,
+    },
+    /// Makes a queue pair of datagrams a member of a group, or ends that. To the worker of the queue pair.
+    ChangeMembership {
+        /// The queue pair and the group.
+        membership: Membership,
+        /// False to detach it.
+        attaches: bool,
+    },
+    /// Sends a management datagram.
+    SendMad(Box<MadToSend>),
     /// Accepts a connection for the application; answered like [`Command::Connect`].
     Accept {
         /// The queue pair that the connection is for.
@@ -513,6 +560,17 @@ pub enum DisconnectReason {
 
 /// Worker to control thread.
 pub enum Event {
+    /// A message of the service ID resolution has arrived.
+    Sidr {
+        /// The device's place in the configuration.
+        device: usize,
+        /// Address of the device that it was sent to.
+        local: IpAddr,
+        /// Its sender.
+        remote: IpAddr,
+        /// The message.
+        message: Box<SidrMessage>,
+    },
     /// A peer requests a connection; the application answers with [`Command::Accept`] or
     /// [`Command::Reject`].
     ConnectRequest {

@@ -22,6 +22,7 @@
 //! | `Connections` | `connections.rs`; `receive.rs`, `send.rs`, `lifecycle.rs`, `connect.rs`, `listen.rs` | TCP stacks, queue pairs, their life cycle; the path of a frame and of a work request |
 //! | `StepTrace` | `trace.rs` | during a trace: the arrivals of later steps, and the step to record |
 //! | `Datagrams` | `datagrams.rs` | address handles; queue pairs of unreliable datagrams (UD) over RoCEv2 send and receive there |
+//! | `Mads` | `mads.rs` | budgets of management datagrams, and those that wait for their neighbour |
 //! | `PortMapper` | `port_mapper.rs` | peers with and without a port mapper, requests without an answer in time |
 //! | `PendingConnections`, `PortListeners` | `pending_connections.rs`, `listener_options.rs` | connections that no queue pair has taken yet; listeners |
 //! | `CqTable`, `SrqTable` | `completion_queues.rs`, `shared_receive_queues.rs` | completions and the events of completion channels; shared receive queues |
@@ -53,6 +54,7 @@ mod lifecycle_state;
 mod lingering;
 mod listen;
 mod listener_options;
+mod mads;
 mod mailbox;
 pub mod messages;
 mod new_port;
@@ -105,6 +107,7 @@ use deadlines::Deadlines;
 use departures::DepartingClients;
 use drop_reasons::DropCounts;
 use histogram::{MessageLengths, RoundTripTimes};
+use mads::Mads;
 use messages::Event;
 use parked::Wait;
 use pending_connections::PendingConnections;
@@ -190,6 +193,7 @@ impl Worker {
             port_mapper: PortMapper::default(),
             resolutions: Resolutions::default(),
             datagrams: Datagrams::default(),
+            mads: Mads::default(),
             departing: DepartingClients::default(),
             cache: MbufCache::new(&config.pool),
             placed_out_of_order: 0,

@@ -43,6 +43,8 @@ impl Worker {
         let from = &mut self.connections.ports[port];
         let has_frames = from.take_burst(&mut self.rx_batch);
         let has_events = from.stack.has_events() || from.stack.has_port_mapper_events();
+        // Copies of datagrams to groups that another worker received.
+        let has_events = has_events || from.stack.has_roce_datagrams();
         (has_frames || has_events) && self.process_arrivals(now, port)
     }
 

@@ -299,7 +299,8 @@ fn requests() -> Vec<(u16, usize)> {
         DestroyCmChannel Connect Listen Unlisten Accept Reject Disconnect ReadStats ReregMr AllocFastMr
         AllocMw DeallocMw CreateSrq ModifySrq QuerySrq DestroySrq ResizeCq FreeCqRing ModerateCq
         Bind Resolve StartResolution EndResolution MigrateCm PairQp AddExtents RegMemory ImportMemory
-        ImportOwnFile CreateAh DestroyAh StartDatagrams
+        ImportOwnFile CreateAh DestroyAh StartDatagrams FindService EndFindService AnswerFindService
+        AttachGroup DetachGroup
     )
 }
 

@@ -117,7 +117,7 @@ impl Fuzzer {
         };
         let extents = [extent; m::MAX_EXTENTS];
         let none: [&OwnedFd; 0] = [];
-        match kind % 40 {
+        match kind % 46 {
             0 => self.call(
                 &m::QueryDevice {
                     index: a % 3,
@@ -346,7 +346,7 @@ impl Fuzzer {
             35 => self.call(
                 &m::Bind {
                     device: m::ANY_DEVICE,
-                    flags: b % 5,
+                    flags: b % 9,
                     addr: address,
                 },
                 &none,
@@ -376,8 +376,74 @@ impl Fuzzer {
                     qp_num: y,
                     listener: z,
                     request: 0,
+                    search: 0,
                 };
                 self.call(&request, &none)
+            }
+            39 => {
+                let request = m::StartDatagrams {
+                    qp_num: x,
+                    device: b % 3,
+                    qkey: 1,
+                    reserved,
+                };
+                self.call(&request, &none)
+            }
+            40 => {
+                let request = m::FindService {
+                    device: b % 3,
+                    cm_channel: x,
+                    timeout_ms: small,
+                    reserved,
+                    cookie: c,
+                    dst: address,
+                    src: "10.77.0.1:9"
+                        .parse::<std::net::SocketAddr>()
+                        .unwrap()
+                        .into(),
+                    private_data: m::PrivateData::new(&[1; 7]).unwrap(),
+                    reserved2: 0,
+                };
+                self.call(&request, &none)
+            }
+            41 => self.call(
+                &m::EndFindService {
+                    search: x,
+                    reserved,
+                },
+                &none,
+            ),
+            42 => {
+                let request = m::AnswerFindService {
+                    request: small,
+                    accepts: a % 3,
+                    qp_num: x,
+                    qkey: 1,
+                    private_data: m::PrivateData::new(&[2; 9]).unwrap(),
+                };
+                self.call(&request, &none)
+            }
+            43 | 44 => {
+                let group = m::Addr::from(std::net::IpAddr::from([239, 1, 1, b as u8 % 3]));
+                let reserved = 0;
+                match kind % 2 {
+                    0 => self.call(
+                        &m::AttachGroup {
+                            qp_num: x,
+                            reserved,
+                            group,
+                        },
+                        &none,
+                    ),
+                    _ => self.call(
+                        &m::DetachGroup {
+                            qp_num: x,
+                            reserved,
+                            group,
+                        },
+                        &none,
+                    ),
+                }
             }
             _ => self.call(
                 &m::Disconnect {

@@ -8,7 +8,10 @@ use crate::common::raw_client::import_new_file;
 use crate::common::*;
 use nix::libc;
 use nix::time::ClockId;
-use siw::{CmEvent, CmListener, CompletionChannel, ConnectOptions, ObjectList, QpInit};
+use siw::{
+    BindOptions, CmBinding, CmChannel, CmEvent, CmListener, CompletionChannel, ConnectOptions,
+    ListenOptions, ObjectList, QpInit, RdmaCmEvent, ResolvedAddress, ServiceSearch,
+};
 use siw_shm::control::messages as m;
 use siw_shm::control::{ControlSocket, Message, Request};
 
@@ -274,6 +277,17 @@ impl Requests {
             qkey: 1,
             reserved,
         });
+        let group = address("239.1.2.3:0");
+        self.call(&m::AttachGroup {
+            qp_num,
+            reserved,
+            group,
+        });
+        self.call(&m::DetachGroup {
+            qp_num,
+            reserved,
+            group,
+        });
         let made = self.call(&m::CreateAh {
             device,
             hop_limit: 0,
@@ -286,6 +300,22 @@ impl Requests {
         });
         let ah = made.id;
         self.call(&m::DestroyAh { ah, reserved });
+        let cm_channel = self.call(&m::CreateCmChannel { flags: 0 }).id;
+        let made = self.call(&m::FindService {
+            device,
+            cm_channel,
+            timeout_ms: 0,
+            reserved,
+            cookie: 0,
+            dst: address("10.77.0.2:7"),
+            src: address("10.77.0.1:7"),
+            private_data: m::PrivateData::new(&[]).unwrap(),
+            reserved2: 0,
+        });
+        let search = made.id;
+        self.call(&m::EndFindService { search, reserved });
+        let channel = cm_channel;
+        self.call(&m::DestroyCmChannel { channel, reserved });
         self.call(&m::DestroyQp { qp_num, reserved });
     }
 
@@ -338,6 +368,7 @@ impl Requests {
                 qp_num: 0,
                 listener: binding,
                 request: 0,
+                search: 0,
             });
         }
         let addr = m::Addr::NONE;
@@ -399,6 +430,27 @@ fn end_connections(d: &Daemon) {
     assert!(matches!(answer, CmEvent::Rejected(_)), "{answer:?}");
 }
 
+/// Refuses a request to a datagram service.
+fn answer_search(d: &Daemon) {
+    let address = |text: &str| text.parse::<std::net::SocketAddr>().unwrap();
+    let ctx = d.context();
+    let cm = CmChannel::new(&ctx).unwrap();
+    let options = BindOptions {
+        datagrams: true,
+        ..BindOptions::default()
+    };
+    let binding = CmBinding::new(&ctx, address("10.77.0.2:0"), &options).unwrap();
+    let listener = CmListener::from_binding(&cm, binding, &ListenOptions::default());
+    let to = listener.as_ref().unwrap().local_addr();
+    let local = address("10.77.0.1:4444");
+    let from = ResolvedAddress { device: 0, local };
+    let _search = ServiceSearch::start(&cm, &from, to, b"", Some(PATIENCE), 0).unwrap();
+    match cm.get_rdma_cm_event(Some(PATIENCE)).unwrap() {
+        RdmaCmEvent::ServiceRequest(request) => request.reject(b"").unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Processor time of each kind of work in a daemon that serves requests of all kinds, of clients that
 /// hold much and of many clients.
 fn longest_times() -> BTreeMap<String, Duration> {
@@ -435,6 +487,7 @@ fn longest_times() -> BTreeMap<String, Duration> {
         });
         a.ctx.stop_capture(traced.unwrap().0).unwrap();
         end_connections(&d);
+        answer_search(&d);
         // The end of a client that holds much is work of several turns.
         drop((client, a, b));
     }

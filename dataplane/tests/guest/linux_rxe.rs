@@ -1,5 +1,6 @@
 //! The Linux kernel's RoCE (rxe), in a guest, with ibv_ud_pingpong as the application: datagrams between it
-//! and siwd in both roles. This file plays the other end of the program.
+//! and siwd in both roles. This file plays the other end of the program. With udaddy, rdma_cm finds the queue
+//! pairs, by its service ID resolution.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,6 +11,7 @@ use siw::{Ah, AhAttr, GRH_LEN, QpInit, RecvWr, SendData, SendWr, WcFlags, WcStat
 
 use crate::common::guest::{GUEST_PATIENCE, Guest, lacks_guest};
 use crate::common::net::{Netns, missing_program};
+use crate::common::programs::{Program, is_installed};
 use crate::common::*;
 
 const CONFIG: &str = r#"
@@ -29,6 +31,8 @@ const GUEST: &str = "10.77.0.2";
 const PORT: u16 = 18515;
 const QKEY: u32 = 0x1111_1111;
 const SIZE: usize = 500;
+/// Leaves rdma_cm no other device at the guest's address than that of rxe.
+const RDMA_CM: &str = "rdma link del siw0; modprobe rdma_ucm";
 const ROUNDS: usize = 20;
 /// "LID:QPN:PSN:GID" in hexadecimal, with a zero at the end.
 const EXCHANGED: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
@@ -213,4 +217,92 @@ fn datagrams_cross_between_siwd_and_linux_rxe_in_both_roles() {
     // Sent and received, in four runs.
     assert_eq!(count("infiniband.bth.opcode == 100"), 8 * ROUNDS);
     assert_eq!(count("_ws.malformed"), 0);
+}
+
+/// udaddy at both ends: the service on the kernel and on siwd, and a port that nothing serves.
+#[test]
+fn rdma_cm_finds_datagram_services_of_linux_rxe_and_the_other_way_round() {
+    skip_if!(lacks_guest());
+    if !is_installed("udaddy", "rdmacm-utils") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::new(dir.path().join("rxe.pcapng").to_str().unwrap());
+    rig.guest.run(RDMA_CM);
+    let start = |args: &str| {
+        let line = format!("--persona roce udaddy {args}");
+        Program::start_in(&rig.ns, &rig.daemon, &line)
+    };
+    let is_done = |said: &str| {
+        assert!(said.contains("return status 0"), "{said}");
+        assert!(said.contains("data transfers complete"), "{said}");
+    };
+    for args in ["-c 1", "-c 20 -C 20"] {
+        // The server says nothing when it listens: the client tries until it does.
+        let server = rig.guest.start(&format!("udaddy {args} -b {GUEST}"));
+        let deadline = std::time::Instant::now() + GUEST_PATIENCE;
+        let said = loop {
+            let (_, said) = start(&format!("{args} -s {GUEST}")).finish();
+            let is_early = said.contains("UNREACHABLE, error: 1");
+            if !is_early || std::time::Instant::now() > deadline {
+                break said;
+            }
+        };
+        if !said.contains("return status 0") {
+            panic!("{said}\n{:?}", server.wait(GUEST_PATIENCE));
+        }
+        is_done(&said);
+        let done = server.wait(GUEST_PATIENCE);
+        assert_eq!(done.status, Some(0), "{done:?}");
+
+        let server = start(&format!("{args} -b 10.77.0.1"));
+        crate::common::programs::await_listeners(&rig.daemon, 1);
+        let client = rig.guest.start(&format!("udaddy {args} -s 10.77.0.1"));
+        let done = client.wait(GUEST_PATIENCE);
+        assert_eq!(done.status, Some(0), "{done:?}");
+        is_done(&server.succeed());
+    }
+    // The kernel gets the status of the refusal.
+    let client = rig.guest.start("udaddy -s 10.77.0.1; true");
+    let done = client.wait(GUEST_PATIENCE);
+    assert!(
+        format!("{done:?}").contains("UNREACHABLE, error: 1"),
+        "{done:?}"
+    );
+    assert!(rig.daemon.stop().success());
+}
+
+/// mckey at both ends: the receiver on the kernel and on siwd.
+#[test]
+fn multicast_crosses_between_siwd_and_linux_rxe() {
+    skip_if!(lacks_guest());
+    if !is_installed("mckey", "rdmacm-utils") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::new(dir.path().join("rxe.pcapng").to_str().unwrap());
+    rig.guest.run(RDMA_CM);
+    rig.guest.run("ip route add 239.0.0.0/8 dev eth0");
+    let start = |args: &str| {
+        let line = format!("--persona roce mckey -m 239.1.2.3 -b 10.77.0.1 {args}");
+        Program::start_in(&rig.ns, &rig.daemon, &line)
+    };
+    let guest = |args: &str| {
+        let line = format!("mckey -m 239.1.2.3 -b {GUEST} {args}");
+        rig.guest.start(&line)
+    };
+    let receiver = guest("");
+    std::thread::sleep(Duration::from_secs(2));
+    let said = start("-s").succeed();
+    assert!(said.contains("data transfers complete"), "{said}");
+    let done = receiver.wait(GUEST_PATIENCE);
+    assert_eq!(done.status, Some(0), "{done:?}");
+
+    let receiver = start("");
+    std::thread::sleep(Duration::from_secs(1));
+    let done = guest("-s").wait(GUEST_PATIENCE);
+    assert_eq!(done.status, Some(0), "{done:?}");
+    let said = receiver.succeed();
+    assert!(said.contains("data transfers complete"), "{said}");
+    assert!(rig.daemon.stop().success());
 }

@@ -1,5 +1,6 @@
 //! Datagrams of RoCEv2 on a link, against frames and an ICRC that this file makes by itself: what siwd
-//! sends, what it accepts, and the counter of each kind of wrong datagram.
+//! sends, what it accepts, and the counter of each kind of wrong datagram, management datagrams (MADs) among
+//! them.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -304,4 +305,149 @@ fn check_received(rig: &Rig) {
         assert_eq!(rig.end.read(GRH_LEN, 8), b"payload!");
         rig.post_receive();
     }
+}
+
+/// A SIDR_REQ of rdma_cm to queue pair 1, without ICRC. `port_space` and `port` make the service id.
+fn sidr_request(peer_mac: [u8; 6], id: u32, port_space: u16, port: u16) -> Vec<u8> {
+    let mut mad = [0; 256];
+    mad[..4].copy_from_slice(&[1, 7, 2, 3]);
+    mad[8..16].copy_from_slice(b"transact");
+    mad[16..18].copy_from_slice(&[0, 0x17]);
+    mad[24..28].copy_from_slice(&id.to_be_bytes());
+    mad[28..30].copy_from_slice(&[0xff, 0xff]);
+    mad[36..38].copy_from_slice(&port_space.to_be_bytes());
+    mad[38..40].copy_from_slice(&port.to_be_bytes());
+    mad[41] = 0x40;
+    mad[42..44].copy_from_slice(&[0x12, 0x34]);
+    mad[56..60].copy_from_slice(&PEER);
+    mad[72..76].copy_from_slice(&OURS);
+    mad[76..80].copy_from_slice(b"data");
+    let mut frame = datagram(peer_mac, 1, &mad);
+    frame[BTH + 12..BTH + 16].copy_from_slice(&[0x80, 1, 0, 0]);
+    frame[BTH + 16..BTH + 20].copy_from_slice(&[0, 0, 0, 1]);
+    frame
+}
+
+/// Sends a frame until a MAD comes back; returns it. Answers ARP.
+fn answer_to(rig: &Rig, frame: &[u8]) -> Vec<u8> {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        rig.wire.send(frame);
+        let soon = Instant::now() + Duration::from_millis(200);
+        while let Some(got) = rig.wire.recv(soon) {
+            if got[12..14] == [8, 0] && got[IP + 9] == 17 {
+                assert_eq!(got.len(), BTH + 20 + 256 + 4);
+                assert_eq!(got[BTH..BTH + 4], [0x64, 0, 0xff, 0xff]);
+                assert_eq!(got[BTH + 4..BTH + 8], [0, 0, 0, 1]);
+                assert_eq!(got[BTH + 12..BTH + 16], [0x80, 1, 0, 0]);
+                assert_eq!(got[BTH + 16..BTH + 20], [0, 0, 0, 1]);
+                let end = got.len() - 4;
+                assert_eq!(got[end..], icrc(&got[..end]));
+                return got[BTH + 20..end].to_vec();
+            }
+        }
+    }
+    panic!("no answer");
+}
+
+#[test]
+fn management_datagrams_are_answered_as_the_standard_says_and_wrong_ones_counted() {
+    skip_if!(lacks_network());
+    let rig = Rig::new("[]");
+    let ctx = rig.daemon.context();
+    let cm = siw::CmChannel::new(&ctx).unwrap();
+    let bound = siw::CmBinding::new(
+        &ctx,
+        "0.0.0.0:7174".parse().unwrap(),
+        &siw::BindOptions {
+            datagrams: true,
+            ..siw::BindOptions::default()
+        },
+    );
+    let options = siw::ListenOptions::default();
+    let listener = siw::CmListener::from_binding(&cm, bound.unwrap(), &options);
+    let _listener = listener.map_err(|failed| failed.error).unwrap();
+    let mac = rig.wire.mac;
+
+    // Nothing serves the port, and the port space.
+    for (port_space, port) in [(0x0111, 9), (0x0106, 7174), (0x0002, 7174)] {
+        let asked = sidr_request(mac, 0x0a0b_0c0d, port_space, port);
+        let mad = answer_to(&rig, &finish(asked.clone()));
+        assert_eq!(mad[..4], [1, 7, 2, 3]);
+        assert_eq!(mad[8..18], *b"transact\0\x18");
+        assert_eq!(mad[24..29], [0x0a, 0x0b, 0x0c, 0x0d, 1]);
+        assert_eq!(mad[36..44], asked[BTH + 20 + 32..BTH + 20 + 40]);
+    }
+
+    // The service answers once; the request that comes again gets the same answer.
+    let whole = finish(sidr_request(mac, 77, 0x0111, 7174));
+    rig.wire.send(&whole);
+    let request = match cm.get_rdma_cm_event(Some(PATIENCE)).unwrap() {
+        siw::RdmaCmEvent::ServiceRequest(request) => request,
+        other => panic!("{other:?}"),
+    };
+    let peer = std::net::SocketAddr::from((PEER, 0x1234));
+    assert_eq!(request.info().peer, Some(peer));
+    assert_eq!(request.info().private_data[..5], *b"data\0");
+    let own = End::with(&ctx, 4096, &QpInit::default());
+    request.accept(&own.qp, 0x0102_0304, b"answer").unwrap();
+    for _ in 0..2 {
+        let mad = answer_to(&rig, &whole);
+        assert_eq!(mad[24..30], [0, 0, 0, 77, 0, 0]);
+        assert_eq!(mad[32..36], (own.qp.qp_num() << 8).to_be_bytes());
+        assert_eq!(mad[36..48], [0, 0, 0, 0, 1, 0x11, 0x1c, 6, 1, 2, 3, 4]);
+        assert_eq!(mad[120..127], *b"answer\0");
+    }
+    let none = cm.get_rdma_cm_event(Some(Duration::from_millis(100)));
+    assert!(matches!(none, Err(siw::Error::Timeout)), "{none:?}");
+
+    // Wrong ones.
+    let changed = |at: usize, byte: u8| {
+        let mut frame = sidr_request(mac, 1, 0x0111, 7174);
+        frame[BTH + at] = byte;
+        finish(frame)
+    };
+    rig.is_dropped(&changed(12, 0), "UD_QKEY");
+    rig.is_dropped(&changed(2, 0x12), "UD_PKEY");
+    rig.is_dropped(&changed(0, 4), "UD_OPCODE");
+    // Base version, class (subnet administration), class version, method, attribute.
+    for (at, byte) in [(0, 2), (1, 3), (2, 1), (3, 1), (17, 0x10)] {
+        rig.is_dropped(&changed(20 + at, byte), "MAD_UNSUPPORTED");
+    }
+    let mut short = sidr_request(mac, 1, 0x0111, 7174);
+    short.truncate(short.len() - 4);
+    rig.is_dropped(&finish(short), "MAD_UNSUPPORTED");
+    let mut wrong = changed(20 + 24, 9);
+    wrong[BTH + 30] ^= 1;
+    rig.is_dropped(&wrong, "UD_ICRC");
+    assert!(rig.daemon.stop().success());
+}
+
+#[test]
+fn a_flood_of_management_datagrams_is_cut_and_leaves_connections_alone() {
+    skip_if!(lacks_network());
+    let rig = Rig::new("[]");
+    let (a, b) = pair_on(&rig.daemon, 4096, "siw0", "10.77.0.1:0");
+    let frame = finish(sidr_request(rig.wire.mac, 5, 0x0111, 9));
+    let is_over = AtomicBool::new(false);
+    let pings = std::thread::scope(|scope| {
+        let _guard = StopOnDrop(&is_over);
+        let (is_over, frame, wire) = (&is_over, &frame, &rig.wire);
+        scope.spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                wire.send(frame);
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(2);
+        let mut pings = 0;
+        while Instant::now() < end {
+            ping(&a, &b);
+            pings += 1;
+        }
+        pings
+    });
+    let dropped = drops(&rig.end, "MAD_FLOOD");
+    println!("{pings} writes beside a flood, of which {dropped} were dropped");
+    assert!(pings > 100 && dropped > 100);
+    assert!(rig.daemon.stop().success());
 }

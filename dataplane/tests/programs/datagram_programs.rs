@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::Daemon;
 use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::{
-    Program, await_kernel_listener, free_port, is_installed, run_over_tcp,
+    Program, await_kernel_listener, free_port, is_installed, run_over_tcp, start_listening,
 };
 
 #[test]
@@ -44,6 +44,75 @@ fn ud_pingpong_runs_between_devices_and_on_one() {
         let (server, client) = run_over_tcp(&daemon, &line(server), &line(client));
         for said in [server, client] {
             assert!(said.contains("300 iters in"), "{said}");
+        }
+    }
+}
+
+/// rdma_cm with RDMA_PS_UDP: found by the service ID resolution, many at once.
+#[test]
+fn udaddy_exchanges_datagrams_with_services_found_by_rdma_cm() {
+    if !is_installed("udaddy", "rdmacm-utils") {
+        return;
+    }
+    for (persona, args) in [
+        ("roce", "-c 50"),
+        ("roce", "-C 100 -S 1000"),
+        ("ib", "-c 1"),
+        ("unspecified", "-c 3"),
+    ] {
+        let daemon = Daemon::loopback();
+        let line = format!("--persona {persona} udaddy {args}");
+        let server = start_listening(&daemon, &format!("{line} -b 10.77.0.2"));
+        let client = Program::start(&daemon, &format!("{line} -s 10.77.0.2")).succeed();
+        for said in [server.succeed(), client] {
+            assert!(said.contains("return status 0"), "{said}");
+            assert!(said.contains("data transfers complete"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn udaddy_says_that_nothing_serves_the_port_and_that_iwarp_has_no_datagrams() {
+    if !is_installed("udaddy", "rdmacm-utils") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    // IB_SIDR_UNSUPPORTED.
+    let said = Program::start(&daemon, "--persona roce udaddy -s 10.77.0.2").finish();
+    let unreachable = "event: RDMA_CM_EVENT_UNREACHABLE, error: 1";
+    assert!(said.1.contains(unreachable), "{}", said.1);
+    let (_, said) = Program::start(&daemon, "udaddy -s 10.77.0.2").finish();
+    assert!(said.contains("siwrun --persona roce"), "{said}");
+}
+
+/// Sender and receivers on two devices, and two receivers on one.
+#[test]
+fn mckey_sends_to_a_multicast_group() {
+    if !is_installed("mckey", "rdmacm-utils") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    for (persona, group) in [
+        ("roce", "239.1.2.3"),
+        ("ib", "239.1.2.3"),
+        ("roce", "ff15::1:2"),
+    ] {
+        let line = |address: &str, args: &str| {
+            let ip = if group.contains(':') {
+                "fd77::"
+            } else {
+                "10.77.0."
+            };
+            format!("--persona {persona} mckey -m {group} -b {ip}{address} {args}")
+        };
+        let receivers = ["1", "2", "2"].map(|at| Program::start(&daemon, &line(at, "")));
+        // Receivers wait 3 s after they have joined, and so does the sender.
+        let sender = Program::start(&daemon, &line("1", "-s"));
+        let mut ended = vec![sender.succeed()];
+        ended.extend(receivers.map(Program::succeed));
+        for said in ended {
+            assert!(said.contains("return status 0"), "{said}");
+            assert!(said.contains("data transfers complete"), "{said}");
         }
     }
 }

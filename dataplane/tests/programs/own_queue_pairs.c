@@ -42,6 +42,18 @@ static void move(struct side *side, enum ibv_qp_state state)
     struct ibv_qp_attr attr = { .qp_state = state };
     int mask;
     CHECK(rdma_init_qp_attr(side->id, &attr, &mask) == 0 && ibv_modify_qp(side->qp, &attr, mask) == 0);
+    /* Devices of InfiniBand and RoCE have all attributes that ibv_modify_qp(3) requires. */
+    if (side->id->verbs->device->transport_type == IBV_TRANSPORT_IWARP)
+        return;
+    int required[IBV_QPS_RTS + 1] = {
+        [IBV_QPS_INIT] = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+        [IBV_QPS_RTR] = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC
+                        | IBV_QP_MIN_RNR_TIMER,
+        [IBV_QPS_RTS] = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN
+                        | IBV_QP_MAX_QP_RD_ATOMIC };
+    CHECK(mask == (IBV_QP_STATE | required[state]));
+    if (state == IBV_QPS_RTR)
+        CHECK(attr.ah_attr.is_global && attr.ah_attr.port_num == 1 && attr.ah_attr.grh.dgid.raw[15] > 0);
 }
 
 static void open_side(struct side *side, struct rdma_cm_id *id)

@@ -19,5 +19,7 @@ fn an_identifier_does_not_look_at_a_queue_pair_that_the_program_destroyed() {
 
 #[test]
 fn a_program_with_its_own_queue_pair_gets_the_response_and_establishes_the_connection() {
-    run_to_done("own_queue_pairs", "");
+    for persona in ["iwarp", "roce", "ib", "unspecified"] {
+        run_to_done("own_queue_pairs", &format!("--persona {persona}"));
+    }
 }

@@ -20,6 +20,20 @@ fn rping_validates_data_of_all_sizes() {
     }
 }
 
+#[test]
+fn rping_connects_queue_pairs_that_it_creates_and_moves_itself() {
+    if !is_installed("rping", PACKAGE) {
+        return;
+    }
+    for persona in ["iwarp", "roce"] {
+        let (_, said) = run_pair(
+            &format!("--persona {persona} rping -s -a 10.77.0.2 -C 10 -vVq"),
+            &format!("--persona {persona} rping -c -a 10.77.0.2 -C 10 -vVq"),
+        );
+        assert_eq!(said.matches("ping data: rdma-ping").count(), 10, "{said}");
+    }
+}
+
 /// As with the kernel's rdma_cm, a loopback address belongs to no device and stands for all of
 /// them.
 #[test]

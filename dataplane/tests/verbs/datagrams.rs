@@ -282,7 +282,7 @@ fn address_handles_are_refused_with_the_reason() {
     };
     assert_eq!(refusal(to("10.77.0.99")), nix::libc::ETIMEDOUT);
     assert_eq!(refusal(to("192.0.2.1")), nix::libc::EHOSTUNREACH);
-    assert_eq!(refusal(to("224.0.0.1")), nix::libc::EINVAL);
+    assert_eq!(refusal(to("0.0.0.0")), nix::libc::EINVAL);
     let from_elsewhere = AhAttr {
         local: Some("10.77.0.2".parse().unwrap()),
         ..to("10.77.0.2")

@@ -218,7 +218,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         to: IpAddr,
     ) -> Result<bool, StackError> {
         let net = &mut self.shared.net;
-        if net.is_own_address(to) {
+        if net.is_own_address(to) || to.is_multicast() {
             return Ok(true);
         }
         let hop = net.next_hop(to).ok_or(StackError::NoRoute(to))?;
@@ -315,6 +315,33 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn owner_of_datagrams(&self, qpn: u32) -> Option<usize> {
         self.shared.net.owner_of_datagrams(qpn)
+    }
+
+    /// Receives datagrams of RoCEv2 to a group from now on. `reports`: this worker tells routers and
+    /// switches.
+    pub fn join_group(&mut self, group: IpAddr, reports: bool) {
+        self.shared.net.join_group(group, reports);
+    }
+
+    /// Ends what [`Self::join_group`] began.
+    pub fn leave_group(&mut self, group: IpAddr, reports: bool) {
+        self.shared.net.leave_group(group, reports);
+    }
+
+    /// Returns whether datagrams to the group are received.
+    #[inline]
+    pub fn is_in_group(&self, group: IpAddr) -> bool {
+        self.shared.net.is_in_group(group)
+    }
+
+    /// Returns whether this is the first of the workers that share the device.
+    pub fn is_first_worker(&self) -> bool {
+        self.shared.net.is_first_worker()
+    }
+
+    /// Number of workers that share the device.
+    pub fn worker_count(&self) -> usize {
+        self.shared.net.worker_count()
     }
 
     /// Returns the largest IP packet of the device, in bytes.

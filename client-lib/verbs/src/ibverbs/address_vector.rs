@@ -272,29 +272,46 @@ impl Route {
 
     /// Attributes of a handle for the way back.
     fn reversed(&self, context: &ContextObject) -> Result<ibv_ah_attr, Error> {
-        let gids = device_gids(context)?;
-        let is_ours = |gid: &DeviceGid| gid.ip == Some(self.destination);
-        let index = gids
-            .iter()
-            .position(|gid| gid.as_ref().is_some_and(is_ours));
-        let Some(sgid_index) = index.and_then(|index| u8::try_from(index).ok()) else {
-            return Err(Error::Invalid(
-                "no GID of the device is the address to which the datagram was sent",
-            ));
-        };
-        // SAFETY: the struct is made of numbers.
-        let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
-        attr.is_global = 1;
-        attr.port_num = PORT as u8;
-        attr.grh.dgid = ibv_gid {
-            raw: gid_of_ip(self.source),
-        };
-        attr.grh.sgid_index = sgid_index;
+        let mut attr = vector_between(context, self.destination, self.source)?;
         attr.grh.hop_limit = self.hop_limit;
         attr.grh.traffic_class = self.traffic_class;
         attr.grh.flow_label = self.flow_label;
         Ok(attr)
     }
+}
+
+/// TTL or hop limit of address vectors that this library makes.
+const HOP_LIMIT: u8 = 64;
+
+/// The address vector of a peer, from an address of the device.
+///
+/// # Errors
+/// No GID of the device is that address, or the daemon does not answer.
+pub fn vector_between(
+    context: &ContextObject,
+    local: IpAddr,
+    peer: IpAddr,
+) -> Result<ibv_ah_attr, Error> {
+    let gids = device_gids(context)?;
+    let is_ours = |gid: &DeviceGid| gid.ip == Some(local);
+    let index = gids
+        .iter()
+        .position(|gid| gid.as_ref().is_some_and(is_ours));
+    let Some(sgid_index) = index.and_then(|index| u8::try_from(index).ok()) else {
+        return Err(Error::Invalid(
+            "no GID of the device is the address of this end",
+        ));
+    };
+    // SAFETY: the struct is made of numbers.
+    let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
+    attr.is_global = 1;
+    attr.port_num = PORT as u8;
+    attr.grh.dgid = ibv_gid {
+        raw: gid_of_ip(peer),
+    };
+    attr.grh.sgid_index = sgid_index;
+    attr.grh.hop_limit = HOP_LIMIT;
+    Ok(attr)
 }
 
 /// Attributes of a handle to the sender of a received datagram.

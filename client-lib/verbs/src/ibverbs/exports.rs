@@ -3,7 +3,7 @@
 use super::unsupported as not;
 use super::{
     address_vector, async_event, attributes, buffer, channel, comp_counter, cq, device, fork, gid,
-    mr, names, open, pd, port, qp, qp_state, rates, srq, sysfs,
+    mr, multicast, names, open, pd, port, qp, qp_state, rates, srq, sysfs,
 };
 use crate::abi::*;
 use crate::export::{export_symbols, export_waiting_symbols};
@@ -94,9 +94,9 @@ export_symbols! { "IBVERBS_1.1":
     ) -> c_int = address_vector::init_ah_from_wc;
     fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int = address_vector::destroy_ah;
     fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int
-        = not::change_multicast;
+        = multicast::attach;
     fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int
-        = not::change_multicast;
+        = multicast::detach;
     fn ibv_resolve_eth_l2_from_gid(
         context: *mut ibv_context, attr: *mut ibv_ah_attr, mac: *mut u8, vlan: *mut u16,
     ) -> c_int = not::resolve_ethernet_address;

@@ -13,7 +13,7 @@
 //! | `names.rs`, `rates.rs`, `sysfs.rs`, `fork.rs` | text of numbers, files, fork |
 //! | `unsupported.rs` | features that siwd does not have, and the kernel's own interfaces |
 
-mod address_vector;
+pub mod address_vector;
 pub mod async_event;
 pub mod attributes;
 mod buffer;
@@ -27,12 +27,13 @@ mod exports;
 mod fork;
 pub mod gid;
 pub mod mr;
+mod multicast;
 pub mod mw;
 mod names;
 mod objects;
 pub mod open;
 pub mod pd;
-mod port;
+pub mod port;
 mod post;
 pub mod qp;
 mod qp_ex;

@@ -37,6 +37,14 @@ fn to_mtu(bytes: u32) -> ibv_mtu {
     }
 }
 
+/// The path MTU of a device with this MTU in bytes.
+pub fn active_mtu(persona: Persona, mtu: u32) -> ibv_mtu {
+    match persona.has_datagrams() {
+        true => to_mtu(mtu.saturating_sub(DATAGRAM_HEADERS)),
+        false => to_mtu(mtu),
+    }
+}
+
 /// The attributes of a port whose GID table has `gids` places.
 fn port_attributes(context: &ContextObject, info: &DeviceInfo, gids: usize) -> ibv_port_attr {
     // SAFETY: the struct is made of numbers.
@@ -47,10 +55,7 @@ fn port_attributes(context: &ContextObject, info: &DeviceInfo, gids: usize) -> i
         IBV_PORT_DOWN
     };
     let persona = context.device().persona();
-    attr.max_mtu = match persona.has_datagrams() {
-        true => to_mtu(info.mtu.saturating_sub(DATAGRAM_HEADERS)),
-        false => to_mtu(info.mtu),
-    };
+    attr.max_mtu = active_mtu(persona, info.mtu);
     attr.active_mtu = attr.max_mtu;
     attr.gid_tbl_len = gids as c_int;
     attr.max_msg_sz = u32::try_from(context.client().limits().max_msg).unwrap_or(u32::MAX);

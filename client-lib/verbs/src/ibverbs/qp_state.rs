@@ -26,6 +26,8 @@ pub struct Attributes {
     /// The program connects it by the peer's GID and number, and does not see the connection
     /// itself.
     is_paired: bool,
+    /// The program moves it through its states after rdma_cm has connected it.
+    is_moved_by_program: bool,
     /// The program has set `qp_access_flags`.
     limits_access: bool,
     /// Datagrams are sent and received, without a connection.
@@ -48,6 +50,7 @@ impl Attributes {
             set: unsafe { std::mem::zeroed() },
             sq_sig_all: init.sq_sig_all,
             is_paired: false,
+            is_moved_by_program: false,
             limits_access: false,
             is_datagram,
         }
@@ -68,6 +71,13 @@ impl Attributes {
             // The connection may be established before the program moves the queue pair to RTR or
             // RTS. To the daemon a queue pair of datagrams is in RTS from the move to RTR on.
             Some(QpState::Rtr | QpState::Rts) if self.is_paired || self.is_datagram => self.state,
+            // The connection may be established before the program has begun.
+            Some(QpState::Rtr | QpState::Rts)
+                if self.is_moved_by_program
+                    && matches!(self.state, IBV_QPS_RESET | IBV_QPS_INIT) =>
+            {
+                self.state
+            }
             Some(state) => VerbsQpState::from(state) as ibv_qp_state,
         }
     }
@@ -109,6 +119,11 @@ impl QpObject {
     pub fn verbs_state(&self) -> ibv_qp_state {
         let of_daemon = self.qp().state();
         self.lock_attributes().verbs_state(of_daemon)
+    }
+
+    /// Notes that rdma_cm connects it, and the program moves it through its states.
+    pub fn set_moved_by_program(&self) {
+        self.lock_attributes().is_moved_by_program = true;
     }
 
     /// Sets the state before there is a connection, for rdma_cm, which moves its queue pairs
@@ -202,6 +217,10 @@ fn check_datagram_attributes(
 /// Attributes of a move to RTR that make a connection.
 const CONNECTS: ibv_qp_attr_mask = IBV_QP_AV | IBV_QP_DEST_QPN;
 
+/// `dest_qp_num` of rdma_init_qp_attr(3): rdma_cm makes the connection, and the move to RTR only stores the
+/// attributes. No queue pair has this number.
+pub const CONNECTED_BY_RDMA_CM: u32 = 0xff_fffe;
+
 /// The peer that the attributes name.
 fn pair_options(queue_pair: &QpObject, attributes: &Attributes) -> Result<PairOptions, Error> {
     let set = &attributes.set;
@@ -261,6 +280,7 @@ fn change_state(
             start_datagrams(queue_pair, wanted)?
         }
         // Without a peer's address rdma_cm makes the connection.
+        IBV_QPS_RTR if wanted.set.dest_qp_num == CONNECTED_BY_RDMA_CM => {}
         IBV_QPS_RTR if from == IBV_QPS_INIT && mask & CONNECTS == CONNECTS => {
             let options = pair_options(queue_pair, wanted)?;
             qp.connect_pair(&options)?;

@@ -1,14 +1,9 @@
-//! Features that siwd does not have (multicast, ECE, dmabuf, import of objects), and the interface between libibverbs and its provider libraries, which exists only so that
+//! Features that siwd does not have (ECE, dmabuf, import of objects), and the interface between libibverbs and its provider libraries, which exists only so that
 //! programs linked with libmlx5 or libefa start. Each call fails with the errno of its manual page.
 
 use crate::abi::*;
 use crate::status::{fail_errno, null_with};
 use std::ffi::{c_int, c_void};
-
-/// ibv_attach_mcast(3), ibv_detach_mcast(3)
-pub unsafe fn change_multicast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    fail_errno(libc::EOPNOTSUPP)
-}
 
 /// ibv_resolve_eth_l2_from_gid
 pub unsafe fn resolve_ethernet_address(

@@ -7,6 +7,7 @@ use super::events::start_and_complete;
 use super::id::{IdObject, IdState, Resolution, Resolved, fail, result_of};
 use super::sockaddr::{read_address, write_address};
 use crate::abi::*;
+use crate::persona::persona_of;
 use crate::waiting::Call;
 use siw::{AddressResolution, BindOptions, CmBinding, ConnectionInfo, Error, ResolvedAddress};
 use std::ffi::{c_int, c_void};
@@ -20,14 +21,42 @@ fn refusal(errno: i32, reason: &str) -> Error {
     }
 }
 
-/// Checks the queue pair type: only connections are supported, no datagrams.
+/// Checks queue pair type and port space: connections, or datagram services where the persona has them.
 fn check_kind(id: *mut rdma_cm_id) -> Result<(), Error> {
     // SAFETY: an identifier of this library.
-    let qp_type = unsafe { (*id).qp_type };
-    if qp_type == IBV_QPT_RC {
-        return Ok(());
+    let (object, qp_type, space) = unsafe { (IdObject::from_abi(id), (*id).qp_type, (*id).ps) };
+    match qp_type {
+        IBV_QPT_RC if space != RDMA_PS_UDP => Ok(()),
+        IBV_QPT_UD if space == RDMA_PS_UDP => check_services(object.channel().devices),
+        // As with RoCE of Linux.
+        IBV_QPT_UD => Err(refusal(
+            libc::EINVAL,
+            "RDMA_PS_IPOIB is for interfaces of IPoIB: use RDMA_PS_UDP for datagrams",
+        )),
+        _ => Err(refusal(
+            libc::ENODEV,
+            "siwd has reliable connections (RC) and datagrams (UD) only",
+        )),
     }
-    Err(refusal(libc::ENODEV, "iWARP has only reliable connections"))
+}
+
+/// Fails if no device has datagrams, or the daemon no datagram services.
+fn check_services(devices: &Devices) -> Result<(), Error> {
+    let present = devices.client.query_devices()?;
+    let mut personas = present.iter().map(persona_of);
+    if !personas.any(|persona| persona.has_datagrams()) {
+        return Err(refusal(
+            libc::ENODEV,
+            "iWARP has reliable connections only: siwrun --persona roce shows a device with datagrams (UD)",
+        ));
+    }
+    if !devices.client.has_services() {
+        return Err(refusal(
+            libc::EOPNOTSUPP,
+            "this siwd has no datagram services (RDMA_PS_UDP): update it",
+        ));
+    }
+    Ok(())
 }
 
 fn store_local(object: &IdObject, state: &mut IdState, local: SocketAddr) {
@@ -78,6 +107,7 @@ pub fn bind(object: &IdObject, addr: SocketAddr) -> Result<(), Error> {
         device: None,
         reuse: state.reuse,
         v6_only: state.v6_only || is_loopback,
+        datagrams: object.is_datagram(),
     };
     let wanted = if is_loopback { any_address(addr) } else { addr };
     let binding = CmBinding::new(&channel.devices.client, wanted, &options)?;
@@ -153,7 +183,11 @@ fn resolve(
     let found = devices.client.resolve_address(destination, wanted, None)?;
     store_device(object, &mut state, found.device)?;
     state.destination = Some(destination);
-    state.resolution = start_search(object, &channel, &found, destination, timeout)?;
+    state.resolution = match destination.ip().is_multicast() {
+        // A group has no neighbour.
+        true => None,
+        false => start_search(object, &channel, &found, destination, timeout)?,
+    };
     if state.resolution.is_some() {
         state.resolved = Resolved::Pending;
     } else {

@@ -3,11 +3,15 @@
 
 use super::address::bind;
 use super::events::{complete, start_and_complete};
-use super::id::{IdObject, Resolved, fail, find_queue_pair, result_of};
+use super::id::{IdObject, Resolved, fail, find_queue_pair, note_own_moves, result_of};
+use super::queue::PeerRequest;
 use crate::abi::*;
 use crate::status;
 use crate::waiting::Call;
-use siw::{CmListener, ConnectOptions, Error, ListenOptions};
+use siw::{
+    CmListener, ConnectOptions, Error, ListenOptions, Qp, ResolvedAddress, SERVICE_QKEY,
+    ServiceSearch,
+};
 use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -85,27 +89,56 @@ fn no_queue_pair() -> Error {
     Error::Invalid("the identifier has no queue pair")
 }
 
+fn no_route() -> Error {
+    Error::Invalid("the identifier has no route: resolve its address and its route first")
+}
+
+/// Searches the datagram service at the identifier's destination.
+fn find_service(object: &IdObject, wanted: &Wanted<'_>) -> Result<(), Error> {
+    let channel = object.channel();
+    let mut state = object.lock_state();
+    let resolved = (state.device, state.local, state.destination);
+    let (Some(device), Some(local), Some(destination)) = resolved else {
+        return Err(no_route());
+    };
+    if state.resolved != Resolved::Route || state.search.is_some() {
+        return Err(no_route());
+    }
+    let from = ResolvedAddress { device, local };
+    let cookie = object.registered().0;
+    let data = wanted.private_data;
+    let search = ServiceSearch::start(&channel.daemon, &from, destination, data, None, cookie)?;
+    state.search = Some(search);
+    Ok(())
+}
+
 /// # Safety
 /// An identifier of this library.
 unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), Error> {
     // SAFETY: as the caller promised.
     let object = unsafe { IdObject::from_abi(id) };
+    if object.is_datagram() {
+        return find_service(object, wanted);
+    }
     let mut state = object.lock_state();
     state.qp_num = wanted.qp_num;
     // SAFETY: as the caller promised.
     state.awaits_response = unsafe { (*id).qp.is_null() };
+    let is_moved_by_program = state.awaits_response;
     drop(state);
     // SAFETY: as the caller promised.
     let qp = unsafe { find_queue_pair(id) }.ok_or_else(no_queue_pair)?;
+    if is_moved_by_program {
+        // SAFETY: as the caller promised.
+        unsafe { note_own_moves(id) };
+    }
     let channel = object.channel();
     let limits = channel.devices.client.limits();
     let state = object.lock_state();
     let destination = state
         .destination
         .filter(|_| state.resolved == Resolved::Route);
-    let destination = destination.ok_or(Error::Invalid(
-        "the identifier has no route: resolve its address and its route first",
-    ))?;
+    let destination = destination.ok_or_else(no_route)?;
     let options = ConnectOptions {
         device: state.device,
         src: state.local,
@@ -165,6 +198,24 @@ pub unsafe fn listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     result_of("rdma_listen", start_listening(object, backlog))
 }
 
+fn no_request() -> Error {
+    Error::Invalid("there is no request to accept")
+}
+
+/// Tells a peer the queue pair of a datagram service.
+fn accept_service_request(object: &IdObject, qp: &Qp, data: &[u8]) -> Result<(), Error> {
+    let mut state = object.lock_state();
+    let Some(PeerRequest::Service(request)) = state.request.take() else {
+        return Err(no_request());
+    };
+    let qkey = state.fix_qkey(None).unwrap_or(SERVICE_QKEY);
+    drop(state);
+    request.accept(qp, qkey, data).map_err(|failed| {
+        object.lock_state().request = Some(PeerRequest::Service(failed.object));
+        name_departed_peer(failed.error)
+    })
+}
+
 /// # Safety
 /// An identifier of this library.
 unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), Error> {
@@ -173,6 +224,9 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
     object.lock_state().qp_num = wanted.qp_num;
     // SAFETY: as the caller promised.
     let qp = unsafe { find_queue_pair(id) }.ok_or_else(no_queue_pair)?;
+    if object.is_datagram() {
+        return accept_service_request(object, &qp, wanted.private_data);
+    }
     let channel = object.channel();
     let limits = channel.devices.client.limits();
     let mut state = object.lock_state();
@@ -188,13 +242,14 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
         wait_for_receives: wanted.waits_for_receives,
         ..ConnectOptions::default()
     };
-    let request = state.request.take();
-    let request = request.ok_or(Error::Invalid("there is no request to accept"))?;
+    let Some(PeerRequest::Connection(request)) = state.request.take() else {
+        return Err(no_request());
+    };
     drop(state);
     match request.accept(&qp, Some(&channel.daemon), &options) {
         Ok(()) => Ok(()),
         Err(failed) => {
-            object.lock_state().request = Some(failed.object);
+            object.lock_state().request = Some(PeerRequest::Connection(failed.object));
             Err(name_departed_peer(failed.error))
         }
     }
@@ -219,6 +274,11 @@ pub unsafe fn accept(call: &mut Call, id: *mut rdma_cm_id, param: *mut rdma_conn
     // SAFETY: by the contract of the manual page.
     let start = || unsafe { start_accept(id, &read_parameters(param)) };
     // SAFETY: an identifier of this library.
+    if unsafe { IdObject::from_abi(id) }.is_datagram() {
+        // No event follows.
+        return result_of("rdma_accept", start());
+    }
+    // SAFETY: an identifier of this library.
     unsafe { start_and_complete(call, id, || result_of("rdma_accept", start())) }
 }
 
@@ -232,8 +292,16 @@ pub unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_
     let rejected = match request {
         Some(request) => {
             // SAFETY: valid for its length.
-            let rejected = request.reject(unsafe { bytes(data, length) });
-            rejected.map_err(|failed| name_departed_peer(failed.error))
+            let data = unsafe { bytes(data, length) };
+            let rejected = match request {
+                PeerRequest::Connection(request) => {
+                    request.reject(data).map_err(|failed| failed.error)
+                }
+                PeerRequest::Service(request) => {
+                    request.reject(data).map_err(|failed| failed.error)
+                }
+            };
+            rejected.map_err(name_departed_peer)
         }
         None => Err(Error::Invalid("there is no request to reject")),
     };

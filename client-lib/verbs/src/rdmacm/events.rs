@@ -6,15 +6,17 @@ use super::address::on_search_ended;
 use super::channel::{EventChannel, EventChannelObject};
 use super::id::{IdObject, fail, for_each_registered, with_registered};
 use super::queue::{
-    PlainEvent, QueuedEvent, RDMA_CM_EVENT_ADDRINFO_ERROR, RDMA_CM_EVENT_ADDRINFO_RESOLVED,
-    RDMA_CM_EVENT_USER, RegisteredId,
+    DatagramParameters, PeerRequest, PlainEvent, QueuedEvent, RDMA_CM_EVENT_ADDRINFO_ERROR,
+    RDMA_CM_EVENT_ADDRINFO_RESOLVED, RDMA_CM_EVENT_USER, RegisteredId,
 };
 use crate::abi::*;
-use crate::status::{fail_errno, fail_with};
+use crate::ibverbs::address_vector::vector_between;
+use crate::ibverbs::context::ContextObject;
+use crate::status::{explain, fail_errno, fail_with, log_failure};
 use crate::waiting::{Call, Held};
 use rustix::fd::AsFd;
-use siw::{CmEvent, ConnectionInfo, Error, RdmaCmEvent};
-use std::ffi::{c_char, c_int};
+use siw::{CmEvent, ConnectionInfo, Error, RdmaCmEvent, ServiceReply};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,7 +28,7 @@ pub struct EventObject {
     /// Identifier that counts it: the listener of a request, else the identifier of the event.
     owner: RegisteredId,
     /// Memory that `param` points to.
-    _private_data: Box<[u8]>,
+    private_data: Box<[u8]>,
 }
 
 /// Returns the identifier of the cookie; for requests it is the listener.
@@ -44,19 +46,14 @@ fn dispatch(event: RdmaCmEvent) {
         RdmaCmEvent::AddressError(info) => {
             return dispatch_search_end(RDMA_CM_EVENT_ADDR_ERROR, info);
         }
+        RdmaCmEvent::ServiceRequest(request) => {
+            return dispatch_request(PeerRequest::Service(request));
+        }
+        RdmaCmEvent::ServiceReply(reply) => return dispatch_service_reply(reply),
     };
     let (kind, info) = match event {
         CmEvent::ConnectRequest(request) => {
-            let listener = id_of(request.connection_info());
-            // Dropped, and thereby rejected, if the listener was destroyed or does not admit the
-            // peer.
-            let mut request = Some(request);
-            with_registered(listener, |id| {
-                if let Some(request) = request.take_if(|request| id.admits(request)) {
-                    id.push_event(QueuedEvent::Request { listener, request });
-                }
-            });
-            return;
+            return dispatch_request(PeerRequest::Connection(request));
         }
         CmEvent::RequestCancelled { .. } => return,
         CmEvent::DeviceRemoval { cookie, .. } => {
@@ -97,6 +94,74 @@ fn dispatch(event: RdmaCmEvent) {
             kind,
             status,
             info: Some(Box::new(info)),
+            datagram: None,
+            argument: 0,
+        }));
+    });
+}
+
+/// Queues a request of a peer for its listener.
+fn dispatch_request(request: PeerRequest) {
+    let listener = id_of(request.info());
+    // Dropped, and thereby rejected, if the listener was destroyed or does not admit the peer.
+    let mut request = Some(request);
+    with_registered(listener, |id| {
+        if let Some(request) = request.take_if(|request| id.admits(request)) {
+            id.push_event(QueuedEvent::Request { listener, request });
+        }
+    });
+}
+
+/// The queue pair and the address of a service that has named them.
+fn destination_of(id: &IdObject, reply: &ServiceReply) -> Option<DatagramParameters> {
+    let (local, peer) = reply.info.local.zip(reply.info.peer)?;
+    // SAFETY: the identifier's own field.
+    let verbs = unsafe { (*id.as_abi()).verbs };
+    if verbs.is_null() {
+        return None;
+    }
+    // SAFETY: a context of this library, which is open for good.
+    let context = unsafe { ContextObject::from_abi(verbs) };
+    let vector = vector_between(context, local.ip(), peer.ip());
+    // The program fails to make an address handle of zeros.
+    let vector = vector
+        .inspect_err(|error| log_failure("the address vector of a datagram service", error))
+        .ok()?;
+    Some(DatagramParameters {
+        vector,
+        qp_num: reply.qp_num,
+        qkey: reply.qkey,
+        argument: 0,
+    })
+}
+
+/// Queues the outcome of rdma_connect(3) to a datagram service.
+fn dispatch_service_reply(reply: ServiceReply) {
+    with_registered(id_of(&reply.info), |id| {
+        let mut state = id.lock_state();
+        if let Some(search) = state.search.take() {
+            search.forget();
+        }
+        let (kind, status) = match (reply.sidr_status, reply.info.errno) {
+            (0, 0) if state.fix_qkey(Some(reply.qkey)).is_some() => (RDMA_CM_EVENT_ESTABLISHED, 0),
+            (0, 0) => {
+                explain(
+                    &"the datagram service has another Q_Key than the queue pair of this identifier",
+                );
+                (RDMA_CM_EVENT_ADDR_ERROR, -libc::EINVAL)
+            }
+            (0, errno) => (RDMA_CM_EVENT_UNREACHABLE, -errno),
+            // As in Linux, the status of the peer's answer.
+            (sidr_status, _) => (RDMA_CM_EVENT_UNREACHABLE, sidr_status.into()),
+        };
+        drop(state);
+        let destination = (kind == RDMA_CM_EVENT_ESTABLISHED).then(|| destination_of(id, &reply));
+        id.push_event(QueuedEvent::Plain(PlainEvent {
+            id: id.registered(),
+            kind,
+            status,
+            info: Some(Box::new(reply.info)),
+            datagram: destination.flatten().map(Box::new),
             argument: 0,
         }));
     });
@@ -112,10 +177,31 @@ fn dispatch_search_end(kind: rdma_cm_event_type, mut info: ConnectionInfo) {
                 kind,
                 status: -info.errno,
                 info: Some(Box::new(info)),
+                datagram: None,
                 argument: 0,
             }));
         }
     });
+}
+
+/// Parameters of datagrams: the private data of a request or reply, or the argument of the program, and the
+/// destination.
+fn datagram_parameters(
+    destination: Option<&DatagramParameters>,
+    private_data: &[u8],
+) -> rdma_ud_param {
+    // SAFETY: the struct is made of numbers and a pointer.
+    let mut param: rdma_ud_param = unsafe { std::mem::zeroed() };
+    if let Some(destination) = destination {
+        param.ah_attr = destination.vector;
+        (param.qp_num, param.qkey) = (destination.qp_num, destination.qkey);
+        param.private_data = destination.argument as *const c_void;
+    }
+    if !private_data.is_empty() {
+        param.private_data = private_data.as_ptr().cast();
+        param.private_data_len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
+    }
+    param
 }
 
 /// Parameters of the connection: those that the peer requests, or the negotiated ones.
@@ -150,7 +236,7 @@ fn new_event(owner: RegisteredId, info: Option<&ConnectionInfo>) -> Box<EventObj
     Box::new(EventObject {
         abi,
         owner,
-        _private_data: private_data,
+        private_data,
     })
 }
 
@@ -175,6 +261,10 @@ fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
                     return None;
                 }
                 event.abi.id = id.as_abi();
+                if id.is_datagram() && plain.kind != RDMA_CM_EVENT_USER {
+                    let destination = plain.datagram.as_deref();
+                    event.abi.param.ud = datagram_parameters(destination, &event.private_data);
+                }
                 let has_addresses = matches!(
                     plain.kind,
                     RDMA_CM_EVENT_ESTABLISHED
@@ -190,12 +280,16 @@ fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
             Some(event)
         }
         QueuedEvent::Request { listener, request } => {
-            let mut event = new_event(listener, Some(request.connection_info()));
+            let mut event = new_event(listener, Some(request.info()));
             event.abi.event = RDMA_CM_EVENT_CONNECT_REQUEST;
+            let is_service = matches!(request, PeerRequest::Service(_));
             // It may have to create a channel, which must not be done under the lock.
             event.abi.id = IdObject::new_child(listener, request)?;
             with_registered(listener, |id| {
                 event.abi.listen_id = id.as_abi();
+                if is_service {
+                    event.abi.param.ud = datagram_parameters(None, &event.private_data);
+                }
                 id.events.deliver();
             })?;
             Some(event)
@@ -221,7 +315,8 @@ impl EventChannel {
             // The peer gave up before the program took the request.
             RdmaCmEvent::Connection(CmEvent::RequestCancelled { request: number }) => {
                 drop(self.take_matching(|event| {
-                    matches!(event, QueuedEvent::Request { request, .. } if request.id() == number)
+                    matches!(event, QueuedEvent::Request { request, .. }
+                        if request.connection().is_some_and(|request| request.id() == number))
                 }));
             }
             // Listeners have an event of their own.

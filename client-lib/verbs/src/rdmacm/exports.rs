@@ -2,7 +2,8 @@
 
 use super::unsupported as not;
 use super::{
-    address, addrinfo, channel, connect, devices, endpoint, events, lifecycle, lookup, queues,
+    address, addrinfo, channel, connect, devices, endpoint, events, lifecycle, lookup, multicast,
+    queues,
 };
 use crate::abi::*;
 use crate::export::{export_symbols, export_waiting_symbols};
@@ -55,11 +56,8 @@ export_symbols! { "RDMACM_1.0":
         init: *mut ibv_qp_init_attr,
     ) -> c_int = endpoint::create_ep;
     fn rdma_destroy_ep(id: *mut rdma_cm_id) = endpoint::destroy_ep;
-    fn rdma_join_multicast(
-        id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void,
-    ) -> c_int = not::join_multicast;
     fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int
-        = not::leave_multicast;
+        = multicast::leave_multicast;
 }
 
 export_waiting_symbols! { "RDMACM_1.0":
@@ -77,12 +75,15 @@ export_waiting_symbols! { "RDMACM_1.0":
     fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int = connect::disconnect;
     fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int
         = endpoint::get_request;
+    fn rdma_join_multicast(
+        id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void,
+    ) -> c_int = multicast::join_multicast;
 }
 
-export_symbols! { "RDMACM_1.1":
+export_waiting_symbols! { "RDMACM_1.1":
     fn rdma_join_multicast_ex(
         id: *mut rdma_cm_id, attr: *mut rdma_cm_join_mc_attr_ex, context: *mut c_void,
-    ) -> c_int = not::join_multicast_ex;
+    ) -> c_int = multicast::join_multicast_ex;
 }
 
 export_symbols! { "RDMACM_1.2":

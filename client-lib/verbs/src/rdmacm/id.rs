@@ -3,7 +3,7 @@
 
 use super::addrinfo::AddressInfo;
 use super::channel::{EventChannel, EventChannelObject};
-use super::queue::{QueuedEvent, RegisteredId};
+use super::queue::{PeerRequest, QueuedEvent, RegisteredId};
 use super::sockaddr::write_address;
 use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
@@ -12,13 +12,13 @@ use crate::ibverbs::users::EventCount;
 use crate::per_process::PerProcess;
 use crate::status::{errno_of, fail_errno, fail_with};
 use siw::{
-    AddressResolution, CmBinding, CmListener, ConnectionInfo, ConnectionRequest, Error,
-    ProcessMutex, Qp, ResolvedAddress,
+    AddressResolution, CmBinding, CmListener, ConnectionInfo, Error, ProcessMutex, Qp,
+    ResolvedAddress, SERVICE_QKEY, ServiceSearch,
 };
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
@@ -71,7 +71,13 @@ pub struct IdState {
     pub binding: Option<CmBinding>,
     pub listener: Option<CmListener>,
     /// A request that has not been answered.
-    pub request: Option<ConnectionRequest>,
+    pub request: Option<PeerRequest>,
+    /// The search for the datagram service that it connects to.
+    pub search: Option<ServiceSearch>,
+    /// Multicast groups that it is in.
+    pub groups: Vec<IpAddr>,
+    /// The Q_Key of its datagrams, once it is fixed; see [`IdState::fix_qkey`].
+    qkey: Option<u32>,
     /// RDMA Reads and atomics that the request offers: IRD and ORD of this side.
     pub offered: (u32, u32),
     /// Bound or resolved address.
@@ -99,6 +105,15 @@ pub struct IdState {
     pub looked_up: Option<AddressInfo>,
     /// Attributes for the connections of rdma_create_ep(3) with RAI_PASSIVE.
     pub init_attr: Option<InitAttr>,
+}
+
+impl IdState {
+    /// Fixes the Q_Key: that of a service, or the default one for `None`. Returns None if it was fixed to
+    /// another one, as in Linux.
+    pub fn fix_qkey(&mut self, wanted: Option<u32>) -> Option<u32> {
+        let qkey = *self.qkey.get_or_insert(wanted.unwrap_or(SERVICE_QKEY));
+        wanted.is_none_or(|wanted| wanted == qkey).then_some(qkey)
+    }
 }
 
 /// Attributes for the queue pairs of connections to a listener.
@@ -222,6 +237,12 @@ impl IdObject {
         self.lock_channel().channel.clone()
     }
 
+    /// True if it is of the port space of datagram services.
+    pub fn is_datagram(&self) -> bool {
+        // SAFETY: a valid pointer; the field does not change.
+        unsafe { (*self.as_abi()).ps == RDMA_PS_UDP }
+    }
+
     /// True if its calls wait for their events.
     pub fn is_sync(&self) -> bool {
         self.lock_channel().own.is_some()
@@ -235,8 +256,8 @@ impl IdObject {
     }
 
     /// Checks whether the peer of a request may connect.
-    pub fn admits(&self, request: &ConnectionRequest) -> bool {
-        let peer = request.connection_info().peer;
+    pub fn admits(&self, request: &PeerRequest) -> bool {
+        let peer = request.info().peer;
         !self.lock_state().loopback_only
             || peer.is_some_and(|peer| self.channel().devices.has_address(peer.ip()))
     }
@@ -258,10 +279,7 @@ impl IdObject {
     }
 
     /// Creates the identifier for a request, with the settings of its listener.
-    pub fn new_child(
-        listener: RegisteredId,
-        request: ConnectionRequest,
-    ) -> Option<*mut rdma_cm_id> {
+    pub fn new_child(listener: RegisteredId, request: PeerRequest) -> Option<*mut rdma_cm_id> {
         let of_listener = with_registered(listener, |id| {
             // SAFETY: a valid pointer; these fields do not change while it listens.
             let (channel, context, ps, qp_type) = unsafe {
@@ -286,9 +304,11 @@ impl IdObject {
         let channel = object.channel();
         if is_sync {
             // If that fails, a cancellation of the request does not reach the identifier.
-            let _ = request.migrate(&channel.daemon);
+            let _ = request
+                .connection()
+                .map(|request| request.migrate(&channel.daemon));
         }
-        let info = request.connection_info();
+        let info = request.info();
         object.store_addresses(info);
         // SAFETY: a valid pointer that is not shared yet.
         let abi = unsafe { &mut *child };
@@ -375,6 +395,23 @@ pub unsafe fn find_queue_pair(id: *mut rdma_cm_id) -> Option<Qp> {
             is_same.then(|| object.qp().clone())
         };
         context.objects().qps.find(number, of_object).flatten()
+    }
+}
+
+/// Notes that the program itself moves the queue pair whose number it has given.
+///
+/// # Safety
+/// An identifier of this library.
+pub unsafe fn note_own_moves(id: *mut rdma_cm_id) {
+    // SAFETY: as the caller promised; a context of this library. The queue pair is only read while it is in the
+    // table of its context.
+    unsafe {
+        let number = IdObject::from_abi(id).lock_state().qp_num;
+        if number != 0 && !(*id).verbs.is_null() {
+            let context = ContextObject::from_abi((*id).verbs);
+            let note = |qp| QpObject::from_abi(qp).set_moved_by_program();
+            context.objects().qps.find(number, note);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use super::events::release_event;
 use super::id::{
     ChannelOf, IdObject, Resolution, Resolved, fail, find_queue_pair, lock_registered, result_of,
 };
+use super::queue::PeerRequest;
 use crate::abi::*;
 use siw::Error;
 use std::ffi::{c_int, c_void};
@@ -51,6 +52,10 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     let channel = object.channel();
     // SAFETY: as above.
     if let Some(qp) = unsafe { find_queue_pair(id) } {
+        let groups = std::mem::take(&mut object.lock_state().groups);
+        for group in groups {
+            let _ = qp.detach_group(group);
+        }
         if object.connected.load(Ordering::Acquire) {
             // The connection ends with its identifier.
             let _ = qp.disconnect();
@@ -69,6 +74,9 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     }
     if let Some(resolution) = state.resolution {
         let _ = resolution.search.close();
+    }
+    if let Some(search) = state.search {
+        let _ = search.close();
     }
     let number = object.registered();
     // Requests that the program has not taken are rejected.
@@ -119,8 +127,11 @@ unsafe fn migrate(
     if let Some(listener) = &state.listener {
         listener.migrate(&to.daemon)?;
     }
-    if let Some(request) = &state.request {
+    if let Some(request) = state.request.as_ref().and_then(PeerRequest::connection) {
         request.migrate(&to.daemon)?;
+    }
+    if let Some(search) = &state.search {
+        search.migrate(&to.daemon)?;
     }
     let resolution = match state.resolution.take() {
         Some(Resolution { search, from, end }) => {

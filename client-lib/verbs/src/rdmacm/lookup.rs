@@ -92,6 +92,7 @@ pub unsafe fn write_cm_event(
         kind,
         status,
         info: None,
+        datagram: None,
         argument,
     }));
     0

@@ -9,7 +9,8 @@
 //! | `events.rs` | passes events of the daemon to identifiers, and those of channels to the program |
 //! | `lifecycle.rs` | creating, destroying, migrating identifiers |
 //! | `address.rs` | binding, resolving, options |
-//! | `connect.rs` | connecting, listening, accepting, rejecting, disconnecting |
+//! | `connect.rs` | connecting, listening, accepting, rejecting, disconnecting; datagram services likewise |
+//! | `multicast.rs` | multicast groups |
 //! | `queues.rs` | queue pairs and shared receive queues of identifiers |
 //! | `endpoint.rs`, `addrinfo.rs` | rdma_create_ep(3), rdma_get_request(3), rdma_getaddrinfo(3) |
 //! | `lookup.rs` | rdma_resolve_addrinfo(3), rdma_write_cm_event(3) |
@@ -29,6 +30,7 @@ mod exports;
 mod id;
 mod lifecycle;
 mod lookup;
+mod multicast;
 mod queue;
 mod queues;
 pub mod sockaddr;

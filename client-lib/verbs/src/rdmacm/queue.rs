@@ -1,7 +1,7 @@
 //! Events that wait in the queue of a channel until the program takes them.
 
-use crate::abi::rdma_cm_event_type;
-use siw::{ConnectionInfo, ConnectionRequest};
+use crate::abi::{ibv_ah_attr, rdma_cm_event_type};
+use siw::{ConnectionInfo, ConnectionRequest, ServiceRequest};
 use std::ffi::c_int;
 
 // Kinds of events that older headers lack.
@@ -16,6 +16,40 @@ pub const RDMA_CM_EVENT_USER: rdma_cm_event_type = 18;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RegisteredId(pub u64);
 
+/// A request of a peer, which waits for an answer.
+pub enum PeerRequest {
+    /// For a connection.
+    Connection(ConnectionRequest),
+    /// For the queue pair of a datagram service.
+    Service(ServiceRequest),
+}
+
+impl PeerRequest {
+    /// Addresses and private data.
+    pub fn info(&self) -> &ConnectionInfo {
+        match self {
+            PeerRequest::Connection(request) => request.connection_info(),
+            PeerRequest::Service(request) => request.info(),
+        }
+    }
+
+    /// The daemon's index of the device that it came to.
+    pub fn device(&self) -> u32 {
+        match self {
+            PeerRequest::Connection(request) => request.device(),
+            PeerRequest::Service(request) => request.device(),
+        }
+    }
+
+    /// The request for a connection.
+    pub fn connection(&self) -> Option<&ConnectionRequest> {
+        match self {
+            PeerRequest::Connection(request) => Some(request),
+            PeerRequest::Service(_) => None,
+        }
+    }
+}
+
 /// An event in the queue of a channel.
 pub enum QueuedEvent {
     /// An event of an existing identifier.
@@ -24,8 +58,17 @@ pub enum QueuedEvent {
     /// event.
     Request {
         listener: RegisteredId,
-        request: ConnectionRequest,
+        request: PeerRequest,
     },
+}
+
+/// Destination of datagrams, in an event.
+pub struct DatagramParameters {
+    pub vector: ibv_ah_attr,
+    pub qp_num: u32,
+    pub qkey: u32,
+    /// In place of private data: the program's own argument, an address.
+    pub argument: u64,
 }
 
 /// A queued event without a new identifier.
@@ -36,6 +79,8 @@ pub struct PlainEvent {
     pub status: c_int,
     /// Connection data of the event.
     pub info: Option<Box<ConnectionInfo>>,
+    /// The queue pair of a datagram service or the group.
+    pub datagram: Option<Box<DatagramParameters>>,
     /// Argument of an event of the program itself.
     pub argument: u64,
 }
@@ -48,6 +93,7 @@ impl QueuedEvent {
             kind,
             status,
             info: None,
+            datagram: None,
             argument: 0,
         })
     }

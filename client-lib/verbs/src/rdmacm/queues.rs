@@ -3,10 +3,14 @@
 
 use super::id::{IdObject, fail, result_of};
 use crate::abi::*;
+use crate::ibverbs::address_vector::vector_between;
+use crate::ibverbs::context::ContextObject;
+use crate::ibverbs::port::active_mtu;
 use crate::ibverbs::qp::QpObject;
+use crate::ibverbs::qp_state::{CONNECTED_BY_RDMA_CM, modify_qp};
 use crate::ibverbs::{channel, cq, qp, srq};
 use crate::status::set_errno;
-use siw::Error;
+use siw::{Error, Persona, SERVICE_QKEY};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -84,6 +88,35 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
     }
 }
 
+/// Moves a queue pair of datagrams to RTS, with the Q_Key of its identifier.
+///
+/// # Safety
+/// An identifier and a queue pair of this library.
+unsafe fn start_datagrams(id: *mut rdma_cm_id, qp: *mut ibv_qp) -> Result<(), Error> {
+    // SAFETY: the struct is made of numbers.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_INIT;
+    let mut mask = 0;
+    // SAFETY: as the caller promised, and structs to write.
+    if unsafe { init_qp_attr(id, &mut attr, &mut mask) } != 0 {
+        return Err(last_error());
+    }
+    let moves = [
+        (IBV_QPS_INIT, mask),
+        (IBV_QPS_RTR, IBV_QP_STATE as c_int),
+        (IBV_QPS_RTS, (IBV_QP_STATE | IBV_QP_SQ_PSN) as c_int),
+    ];
+    for (state, mask) in moves {
+        attr.qp_state = state;
+        // SAFETY: as the caller promised.
+        let errno = unsafe { modify_qp(qp, &mut attr, mask) };
+        if errno != 0 {
+            return Err(std::io::Error::from_raw_os_error(errno).into());
+        }
+    }
+    Ok(())
+}
+
 /// # Safety
 /// The contract of the manual page.
 unsafe fn create(
@@ -92,12 +125,12 @@ unsafe fn create(
     attr: &mut ibv_qp_init_attr,
     make: impl FnOnce(*mut ibv_pd, &mut ibv_qp_init_attr) -> *mut ibv_qp,
 ) -> Result<(), Error> {
-    if attr.qp_type == IBV_QPT_UD {
-        return Err(Error::Refused {
-            errno: libc::EOPNOTSUPP,
-            reason: "siwd's rdma_cm has connections only: datagrams (UD) need ibv_create_qp and ibv_create_ah"
-                .into(),
-        });
+    // SAFETY: as the caller promised.
+    let is_datagram = unsafe { IdObject::from_abi(id) }.is_datagram();
+    if (attr.qp_type == IBV_QPT_UD) != is_datagram {
+        return Err(Error::Invalid(
+            "qp_type does not fit the port space of the identifier: UD is for RDMA_PS_UDP",
+        ));
     }
     // SAFETY: as the caller promised; the identifier's own fields.
     unsafe {
@@ -130,10 +163,18 @@ unsafe fn create(
         }
         // As after rdma_create_qp(3) with kernel devices: receive requests may be posted.
         let queue_pair = QpObject::from_abi(made);
-        queue_pair.set_unconnected_state(IBV_QPS_INIT);
+        if is_datagram {
+            if let Err(error) = start_datagrams(id, made) {
+                qp::destroy_qp(made);
+                destroy_cqs(id);
+                return Err(error);
+            }
+        } else {
+            queue_pair.set_unconnected_state(IBV_QPS_INIT);
+            (*made).state = IBV_QPS_INIT;
+        }
         IdObject::from_abi(id).lock_state().own_queue_pair =
             Some((queue_pair.qp().qp_num(), queue_pair.serial));
-        (*made).state = IBV_QPS_INIT;
         (*id).qp = made;
         (*id).pd = pd;
     }
@@ -250,12 +291,103 @@ pub unsafe fn destroy_srq(id: *mut rdma_cm_id) {
     }
 }
 
+/// Timer, retry counts and minimum RNR timer that programs get: they have no effect.
+const TIMEOUT: u8 = 14;
+const RETRIES: u8 = 7;
+const RNR_TIMER: u8 = 0;
+
+/// Attributes of a connection as devices of InfiniBand and RoCE have them, for a device that shows itself as
+/// one; returns their mask.
+///
+/// # Safety
+/// An identifier of this library with a device, and attributes to write.
+unsafe fn infiniband_attributes(
+    id: *mut rdma_cm_id,
+    attr: &mut ibv_qp_attr,
+) -> Result<ibv_qp_attr_mask, Error> {
+    // SAFETY: as the caller promised; a context is open for good.
+    let (object, context) =
+        unsafe { (IdObject::from_abi(id), ContextObject::from_abi((*id).verbs)) };
+    let limits = context.client().limits();
+    let depth = |most: u32| u8::try_from(most).unwrap_or(u8::MAX);
+    match attr.qp_state {
+        IBV_QPS_INIT => {
+            attr.pkey_index = 0;
+            // SAFETY: the identifier's own field.
+            attr.port_num = unsafe { (*id).port_num };
+            attr.qp_access_flags =
+                IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+            Ok(IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+        }
+        IBV_QPS_RTR => {
+            let state = object.lock_state();
+            let ends = state.local.zip(state.destination);
+            drop(state);
+            let Some((local, peer)) = ends else {
+                return Err(Error::Invalid(
+                    "the identifier has no addresses of a connection",
+                ));
+            };
+            let device = context.device();
+            attr.ah_attr = vector_between(context, local.ip(), peer.ip())?;
+            attr.path_mtu = active_mtu(device.persona(), device.info().mtu);
+            attr.dest_qp_num = CONNECTED_BY_RDMA_CM;
+            attr.rq_psn = 0;
+            attr.max_dest_rd_atomic = depth(limits.max_ird);
+            attr.min_rnr_timer = RNR_TIMER;
+            Ok(IBV_QP_STATE
+                | IBV_QP_AV
+                | IBV_QP_PATH_MTU
+                | IBV_QP_DEST_QPN
+                | IBV_QP_RQ_PSN
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER)
+        }
+        IBV_QPS_RTS => {
+            (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, RETRIES);
+            attr.sq_psn = 0;
+            attr.max_rd_atomic = depth(limits.max_ord);
+            Ok(IBV_QP_STATE
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_SQ_PSN
+                | IBV_QP_MAX_QP_RD_ATOMIC)
+        }
+        _ => Err(Error::Invalid("qp_state is none of INIT, RTR and RTS")),
+    }
+}
+
+/// Returns whether the device of an identifier shows itself as one of InfiniBand or RoCE.
+///
+/// # Safety
+/// An identifier of this library.
+unsafe fn is_like_infiniband(id: *mut rdma_cm_id) -> bool {
+    // SAFETY: as the caller promised; NULL or a context that is open for good.
+    unsafe {
+        let verbs = (*id).verbs;
+        !verbs.is_null() && ContextObject::from_abi(verbs).device().persona() != Persona::Iwarp
+    }
+}
+
 /// rdma_init_qp_attr(3): attributes for ibv_modify_qp(3), for a program that moves its queue pair
-/// itself. Over iWARP, connecting does the rest.
+/// itself. Connecting does the rest, and as a device of iWARP needs no others, it gets none.
 pub unsafe fn init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
+        let object = IdObject::from_abi(id);
         let used = match (*attr).qp_state {
+            IBV_QPS_INIT if object.is_datagram() => {
+                (*attr).pkey_index = 0;
+                (*attr).port_num = (*id).port_num;
+                (*attr).qkey = object.lock_state().fix_qkey(None).unwrap_or(SERVICE_QKEY);
+                IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY
+            }
+            IBV_QPS_RTR | IBV_QPS_RTS if object.is_datagram() => IBV_QP_STATE,
+            _ if is_like_infiniband(id) => match infiniband_attributes(id, &mut *attr) {
+                Ok(mask) => mask,
+                Err(error) => return result_of("rdma_init_qp_attr", Err(error)),
+            },
             IBV_QPS_INIT | IBV_QPS_RTR => {
                 (*attr).qp_access_flags =
                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;

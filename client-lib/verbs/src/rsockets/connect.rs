@@ -92,6 +92,7 @@ impl RsocketState {
             device: None,
             reuse: self.options.reuse(),
             v6_only: self.options.v6_only(),
+            datagrams: false,
         };
         let binding = CmBinding::new(&open_devices()?.client, addr, &options)
             .map_err(|error| errno_of("rbind", &error))?;

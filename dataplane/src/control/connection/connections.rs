@@ -18,9 +18,11 @@ use siw_shm::control::{CmEventKind, CmEventMessage, ControlSocket, QpState, Text
 use siw_shm::device_identity::interface_index;
 
 use super::listening::{
-    ClientListener, ConnectRequests, Listeners, WaitingRequest, claim_amounts, port_in_use,
+    ClientListener, ConnectRequests, Listeners, PortSpace, WaitingRequest, claim_amounts,
+    port_in_use,
 };
 use super::pairing::{self, Pairing};
+use super::services::Services;
 use crate::control::account::quotas::{Quota, channel_amounts};
 use crate::control::client::cm_events;
 use crate::control::client::outbox::{self, Outbox};
@@ -28,11 +30,11 @@ use crate::control::context::Context;
 use crate::control::device::devices::{
     LocalScope, is_link_local, is_on_network, no_route, socket_addr,
 };
+use crate::control::queues::datagrams::take_shared_datagrams;
 use crate::control::queues::queue_pairs;
 use crate::control::request::refusal::Refusal;
 use crate::control::request::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
 use crate::control::resources::{ClientResolution, QpPhase, Resources};
-use crate::control::threads::workers::WorkerSet;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn, ResolutionId};
 use crate::worker::messages::{
     Command, ConnectFailure, ConnectParams, RequestId, ResolutionFailure, ResolutionReport,
@@ -51,11 +53,12 @@ const MAX_BACKLOG: u32 = 4096;
 /// Quota amounts of a channel of connection events.
 const CM_CHANNEL: [(Quota, u64); 3] = channel_amounts(outbox::SOCKET_BYTES);
 
-/// Listeners, connection requests, and the listener for pairs.
+/// Listeners, connection requests, requests for datagram services, and the listener for pairs.
 #[derive(Default)]
 pub(in crate::control) struct Connections {
     pub listeners: Listeners,
     pub requests: ConnectRequests,
+    pub services: Services,
     pub pairing: Pairing,
 }
 
@@ -204,9 +207,13 @@ impl Connections {
         seq: u32,
         request: &m::Bind,
     ) -> Outcome {
-        if request.flags & !(m::BIND_REUSE | m::BIND_V6_ONLY) != 0 {
+        if request.flags & !(m::BIND_REUSE | m::BIND_V6_ONLY | m::BIND_DATAGRAMS) != 0 {
             return Err(Refusal::new(libc::EINVAL, "bind: unknown flags"));
         }
+        let space = match request.flags & m::BIND_DATAGRAMS {
+            0 => PortSpace::Tcp,
+            _ => PortSpace::Datagrams,
+        };
         let v6_only = request.flags & m::BIND_V6_ONLY != 0;
         let scope = match socket_addr(request.addr).map(|addr| addr.ip()) {
             Some(ip) if !ip.is_unspecified() => LocalScope::One(ip),
@@ -219,18 +226,22 @@ impl Connections {
             .narrow_device(request.device, &[request.addr])?;
         let devices = context.devices.devices_of(device, scope)?;
         let reuse = request.flags & m::BIND_REUSE != 0;
-        let (port, port_claims) = self.listeners.choose_port(
-            &context.devices,
-            &devices,
-            scope,
-            request.addr.port,
-            reuse,
-        )?;
+        let (listeners, asked) = (&self.listeners, request.addr.port);
+        let (port, port_claims) = match space {
+            PortSpace::Tcp => {
+                listeners.choose_port(&context.devices, &devices, scope, asked, reuse)?
+            }
+            PortSpace::Datagrams => {
+                let port = listeners.choose_service_port(&devices, scope, asked, reuse)?;
+                (port, Vec::new())
+            }
+        };
         let amounts = claim_amounts(1, &port_claims);
         let charge = context.resources.charge(id, amounts)?;
         let binding = self.listeners.next_number();
         let bound = ClientListener {
             client: id,
+            space,
             cm_channel: CmChannelId(0),
             cookie: 0,
             devices,
@@ -269,6 +280,7 @@ impl Connections {
         check_options(&request.mpa)?;
         let binding = CmListenerId(request.binding);
         let mut on_every_device = request.device == m::ANY_DEVICE;
+        let mut space = PortSpace::Tcp;
         let (devices, scope, (port, port_claims)) = if request.binding == 0 {
             let addr = socket_addr(request.addr);
             let ip = addr.map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
@@ -289,7 +301,8 @@ impl Connections {
             if bound.listening {
                 return Err(Refusal::new(libc::EINVAL, "the binding listens already"));
             }
-            if listeners.has_listener(&bound.devices, bound.scope, bound.port) {
+            space = bound.space;
+            if listeners.has_listener(&bound.devices, bound.scope, (space, bound.port)) {
                 return Err(port_in_use(bound.port));
             }
             on_every_device = bound.on_every_device;
@@ -325,6 +338,7 @@ impl Connections {
         }
         let entry = ClientListener {
             client: id,
+            space,
             cm_channel,
             cookie: request.cookie,
             devices,
@@ -341,7 +355,10 @@ impl Connections {
             charges,
         };
         for &device in &entry.devices {
-            entry.listen_on(context, listener, user, device);
+            match space {
+                PortSpace::Tcp => entry.listen_on(context, listener, user, device),
+                PortSpace::Datagrams => take_shared_datagrams(context, device),
+            }
         }
         self.listeners.insert(listener, entry);
         let reply = m::ListenReply {
@@ -386,6 +403,9 @@ impl Connections {
                 .ok_or_else(|| Refusal::no_such("connection request", request.request))?
                 .cm_channel = channel;
         }
+        if request.search != 0 {
+            self.services.migrate(id, request.search, channel);
+        }
         send_reply::<m::MigrateCm>(resources.client_mut(id)?, seq, &EMPTY)
     }
 
@@ -403,7 +423,7 @@ impl Connections {
             return Err(Refusal::no_such("listener", listener.0));
         }
         let keep_requests = request.flags & m::UNLISTEN_KEEP_REQUESTS != 0;
-        drop(self.remove_listener(&mut context.workers, listener, keep_requests));
+        drop(self.remove_listener(context, listener, keep_requests));
         send_reply::<m::Unlisten>(context.resources.client_mut(id)?, seq, &EMPTY)
     }
 
@@ -411,17 +431,23 @@ impl Connections {
     /// result returns the port to the kernel, and the charge.
     pub(in crate::control) fn remove_listener(
         &mut self,
-        workers: &mut WorkerSet,
+        context: &mut Context,
         listener: CmListenerId,
         keep_requests: bool,
     ) -> Option<ClientListener> {
         let removed = self.listeners.remove(listener)?;
-        if removed.listening {
+        if removed.space == PortSpace::Datagrams {
+            if !keep_requests && removed.waiting > 0 {
+                let of = (removed.client, listener);
+                self.services
+                    .forget_listener(context, &mut self.listeners, of);
+            }
+        } else if removed.listening {
             if !keep_requests && removed.waiting > 0 {
                 let requests = &mut self.requests;
                 requests.forget_listener(removed.client, listener);
             }
-            workers.post_to_all(|| Command::Unlisten {
+            context.workers.post_to_all(|| Command::Unlisten {
                 listener,
                 keep_requests,
             });
@@ -540,6 +566,13 @@ impl Connections {
             if !listener.on_every_device {
                 continue;
             }
+            if listener.space == PortSpace::Datagrams {
+                listener.devices.push(device);
+                if listener.listening {
+                    take_shared_datagrams(context, device);
+                }
+                continue;
+            }
             let claims = context
                 .devices
                 .claim_against_kernel(&[device], listener.scope, listener.port)
@@ -603,6 +636,7 @@ impl Connections {
                 listener.devices.retain(|other| *other != device);
             }
         }
+        self.services.remove_device(resources, device);
     }
 }
 

@@ -24,9 +24,19 @@ const KERNEL_PORTS: usize = 16;
 /// Number of ports selected by siwd that are tried for one request.
 const CLAIMED_PORTS: usize = 16;
 
+/// Meaning of a port: the same number may be in use in each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PortSpace {
+    /// TCP ports, of connections.
+    Tcp,
+    /// Ports in the service ids of datagram services. The kernel has nothing of the kind for its own sockets.
+    Datagrams,
+}
+
 /// A listener, on all workers of its devices, or a binding that may become one.
 pub struct ClientListener {
     pub client: ClientId,
+    pub space: PortSpace,
     pub cm_channel: CmChannelId,
     pub cookie: u64,
     /// Device indices.
@@ -95,7 +105,7 @@ pub fn claim_amounts(listeners: u64, port_claims: &[PortClaim]) -> [(Quota, u64)
 #[derive(Default)]
 pub(in crate::control) struct Listeners {
     all: BTreeMap<CmListenerId, ClientListener>,
-    by_port: BTreeMap<u16, Vec<CmListenerId>>,
+    by_port: BTreeMap<(PortSpace, u16), Vec<CmListenerId>>,
     by_client: BTreeMap<ClientId, BTreeSet<CmListenerId>>,
     last: u32,
 }
@@ -103,7 +113,8 @@ pub(in crate::control) struct Listeners {
 impl Listeners {
     /// Adds a listener.
     pub fn insert(&mut self, number: CmListenerId, listener: ClientListener) {
-        self.by_port.entry(listener.port).or_default().push(number);
+        let key = (listener.space, listener.port);
+        self.by_port.entry(key).or_default().push(number);
         let of_client = self.by_client.entry(listener.client).or_default();
         of_client.insert(number);
         self.all.insert(number, listener);
@@ -112,10 +123,11 @@ impl Listeners {
     /// Removes a listener.
     pub fn remove(&mut self, number: CmListenerId) -> Option<ClientListener> {
         let listener = self.all.remove(&number)?;
-        if let Some(same) = self.by_port.get_mut(&listener.port) {
+        let key = (listener.space, listener.port);
+        if let Some(same) = self.by_port.get_mut(&key) {
             same.retain(|other| *other != number);
             if same.is_empty() {
-                self.by_port.remove(&listener.port);
+                self.by_port.remove(&key);
             }
         }
         if let Some(of_client) = self.by_client.get_mut(&listener.client) {
@@ -202,7 +214,7 @@ impl Listeners {
         &self,
         devices: &[usize],
         scope: LocalScope,
-        port: u16,
+        port: (PortSpace, u16),
         reuse: bool,
     ) -> bool {
         self.meets_any(devices, scope, port, |other| {
@@ -211,8 +223,51 @@ impl Listeners {
     }
 
     /// Returns true if a listener has the port on one of these devices at an address of the scope.
-    pub fn has_listener(&self, devices: &[usize], scope: LocalScope, port: u16) -> bool {
+    pub fn has_listener(
+        &self,
+        devices: &[usize],
+        scope: LocalScope,
+        port: (PortSpace, u16),
+    ) -> bool {
         self.meets_any(devices, scope, port, |other| other.listening)
+    }
+
+    /// The datagram service at this address.
+    pub fn find_service(
+        &self,
+        device: usize,
+        ip: IpAddr,
+        port: u16,
+    ) -> Option<(CmListenerId, &ClientListener)> {
+        let same = self.by_port.get(&(PortSpace::Datagrams, port));
+        let mut same = same
+            .into_iter()
+            .flatten()
+            .filter_map(|number| Some((*number, self.all.get(number)?)));
+        same.find(|(_, service)| {
+            service.listening && service.devices.contains(&device) && service.scope.includes(ip)
+        })
+    }
+
+    /// Returns the requested port for a datagram service, or a free one for 0.
+    pub fn choose_service_port(
+        &self,
+        devices: &[usize],
+        scope: LocalScope,
+        asked: u16,
+        reuse: bool,
+    ) -> Result<u16, Refusal> {
+        let is_free = |port: u16, reuse| {
+            !self.is_port_taken(devices, scope, (PortSpace::Datagrams, port), reuse)
+        };
+        if asked != 0 {
+            return is_free(asked, reuse)
+                .then_some(asked)
+                .ok_or_else(|| port_in_use(asked));
+        }
+        dynamic_ports()
+            .find(|port| is_free(*port, false))
+            .ok_or_else(no_free_port)
     }
 
     /// Allocates a number that no other listener has.
@@ -233,7 +288,7 @@ impl Listeners {
         devices: &[usize],
         port: u16,
     ) -> Result<Vec<PortClaim>, Refusal> {
-        if self.is_port_taken(devices, LocalScope::All, port, false) {
+        if self.is_port_taken(devices, LocalScope::All, (PortSpace::Tcp, port), false) {
             return Err(port_in_use(port));
         }
         Ok(all.claim_against_kernel(devices, LocalScope::All, port)?)
@@ -249,8 +304,9 @@ impl Listeners {
         reuse: bool,
     ) -> Result<(u16, Vec<PortClaim>), Refusal> {
         // A listener of a client would take the connections of other clients' queue pairs.
-        let is_taken =
-            |port| port == PAIRING_PORT || self.is_port_taken(devices, scope, port, reuse);
+        let is_used =
+            |port, reuse| self.is_port_taken(devices, scope, (PortSpace::Tcp, port), reuse);
+        let is_taken = |port| port == PAIRING_PORT || is_used(port, reuse);
         if asked != 0 {
             return if is_taken(asked) {
                 Err(port_in_use(asked))
@@ -263,7 +319,7 @@ impl Listeners {
             let Some((port, _held)) = all.claim_any_port(devices, scope)? else {
                 break;
             };
-            if !self.is_port_taken(devices, scope, port, false) {
+            if !is_used(port, false) {
                 match all.claim_against_kernel(devices, scope, port) {
                     Ok(claims) => return Ok((port, claims)),
                     Err(ClaimError::Taken { .. }) => {}
@@ -271,24 +327,22 @@ impl Listeners {
                 }
             }
         }
-        let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
-        let ports = (0..28_000u16).map(|index| 32_768 + (start.wrapping_add(index) % 28_000));
-        let is_free = |port: &u16| !self.is_port_taken(devices, scope, *port, false);
-        for port in ports.filter(is_free).take(CLAIMED_PORTS) {
+        let is_free = |port: &u16| !is_used(*port, false);
+        for port in dynamic_ports().filter(is_free).take(CLAIMED_PORTS) {
             match all.claim_against_kernel(devices, scope, port) {
                 Ok(claims) => return Ok((port, claims)),
                 Err(ClaimError::Taken { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(Refusal::new(libc::EADDRINUSE, "no free port"))
+        Err(no_free_port())
     }
 
     fn meets_any(
         &self,
         devices: &[usize],
         scope: LocalScope,
-        port: u16,
+        port: (PortSpace, u16),
         counts: impl Fn(&ClientListener) -> bool,
     ) -> bool {
         let same = self.by_port.get(&port).into_iter().flatten();
@@ -399,6 +453,16 @@ impl ConnectRequests {
     }
 }
 
+/// Dynamic ports, from a random one on.
+fn dynamic_ports() -> impl Iterator<Item = u16> {
+    let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
+    (0..28_000u16).map(move |index| 32_768 + (start.wrapping_add(index) % 28_000))
+}
+
+fn no_free_port() -> Refusal {
+    Refusal::new(libc::EADDRINUSE, "no free port")
+}
+
 pub(in crate::control) fn port_in_use(port: u16) -> Refusal {
     Refusal::new(libc::EADDRINUSE, format!("port {port} is in use"))
 }
@@ -411,6 +475,7 @@ mod tests {
     fn new_listener() -> ClientListener {
         ClientListener {
             client: ClientId(1),
+            space: PortSpace::Tcp,
             cm_channel: CmChannelId(1),
             cookie: 0,
             devices: vec![0],
@@ -441,7 +506,7 @@ mod tests {
         all.insert(CmListenerId(1), listener(&[0, 1], one));
         all.insert(CmListenerId(2), listener(&[0], other));
         let taken = |all: &Listeners, devices: &[usize], scope, port| {
-            all.is_port_taken(devices, scope, port, true)
+            all.is_port_taken(devices, scope, (PortSpace::Tcp, port), true)
         };
         let (at_one, at_other) = (LocalScope::One(one), LocalScope::One(other));
         assert!(taken(&all, &[1], LocalScope::All, 7) && taken(&all, &[0], at_one, 7));
@@ -463,12 +528,12 @@ mod tests {
             ..new_listener()
         };
         all.insert(CmListenerId(1), binding(true, false));
-        assert!(all.is_port_taken(&[0], LocalScope::All, 7, false));
-        assert!(!all.is_port_taken(&[0], LocalScope::All, 7, true));
-        assert!(!all.has_listener(&[0], LocalScope::Ipv4, 7));
+        assert!(all.is_port_taken(&[0], LocalScope::All, (PortSpace::Tcp, 7), false));
+        assert!(!all.is_port_taken(&[0], LocalScope::All, (PortSpace::Tcp, 7), true));
+        assert!(!all.has_listener(&[0], LocalScope::Ipv4, (PortSpace::Tcp, 7)));
         all.insert(CmListenerId(2), binding(true, true));
-        assert!(all.is_port_taken(&[0], LocalScope::All, 7, true));
-        assert!(all.has_listener(&[0], LocalScope::Ipv4, 7));
+        assert!(all.is_port_taken(&[0], LocalScope::All, (PortSpace::Tcp, 7), true));
+        assert!(all.has_listener(&[0], LocalScope::Ipv4, (PortSpace::Tcp, 7)));
     }
 
     #[test]

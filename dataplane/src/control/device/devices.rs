@@ -277,6 +277,14 @@ impl Devices {
         if let Some(src) = src {
             return first(&|device| device.addresses.iter().any(|cidr| cidr.addr == src));
         }
+        // A group is on the network of any device that has an address of its family.
+        if dst.is_multicast() {
+            let of_family = |device: &DeviceView| {
+                let mut addresses = device.addresses.iter();
+                addresses.any(|cidr| cidr.addr.is_ipv4() == dst.is_ipv4())
+            };
+            return first(&of_family);
+        }
         let own = first(&|device| device.addresses.iter().any(|cidr| cidr.addr == dst));
         let on_link =
             || first(&|device| device.addresses.iter().any(|cidr| is_on_network(cidr, dst)));
@@ -342,6 +350,34 @@ pub(in crate::control) fn is_link_local(ip: IpAddr) -> bool {
 
 pub(in crate::control) fn is_on_network(cidr: &crate::config::Cidr, addr: IpAddr) -> bool {
     siw_net::IpCidr::new(cidr.addr, cidr.prefix).contains(addr)
+}
+
+/// Checks that a device can send datagrams from this address to another one.
+pub(in crate::control) fn check_own_address(
+    view: &DeviceView,
+    from: IpAddr,
+    to: IpAddr,
+) -> Result<(), Refusal> {
+    if from.is_ipv4() != to.is_ipv4() {
+        let why = "source and destination are of different address families";
+        return Err(Refusal::new(libc::EINVAL, why));
+    }
+    if !view.addresses.iter().any(|cidr| cidr.addr == from) {
+        let why = format!("device {} does not have {from}", view.name);
+        return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
+    }
+    // The XDP program leaves them to the kernel.
+    let shared = view.host_ports.as_ref().map(|ports| ports.addresses());
+    let is_shared = shared.is_some_and(|addresses| addresses.contains(&from));
+    if is_shared && view.config.host_interface.is_none() {
+        let why = format!(
+            "the kernel has {from}, too, and gets the datagrams to it: give device {} an address that \
+             the kernel does not have",
+            view.name
+        );
+        return Err(Refusal::new(libc::EADDRINUSE, why));
+    }
+    Ok(())
 }
 
 /// Refusal: no device has a route to the address.

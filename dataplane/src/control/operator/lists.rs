@@ -22,7 +22,7 @@ use super::runtime_changes::running_config;
 use super::statistics::client_json;
 use super::viewer::Viewer;
 use crate::control::connection::ends::address_text;
-use crate::control::connection::listening::{ClientListener, Listeners};
+use crate::control::connection::listening::{ClientListener, Listeners, PortSpace};
 use crate::control::context::Context;
 use crate::control::memory::Memory;
 use crate::control::request::deferred::{Deferred, Then};
@@ -448,7 +448,10 @@ fn listener_json(context: &Context, number: CmListenerId, listener: &ClientListe
         "devices": devices,
         "cm-idn": number.0,
         "state": if listener.listening { "LISTEN" } else { "ADDR_BOUND" },
-        "ps": "TCP",
+        "ps": match listener.space {
+            PortSpace::Tcp => "TCP",
+            PortSpace::Datagrams => "UDP",
+        },
         "src_addr": listener.scope.to_socket_addr(listener.port).to_string(),
         "backlog": listener.backlog,
         "waiting": listener.waiting,

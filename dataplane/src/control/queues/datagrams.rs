@@ -16,7 +16,7 @@ use siw_shm::control::messages as m;
 use crate::control::account::quotas::Quota;
 use crate::control::client::cm_events::describe_resolution_failure;
 use crate::control::context::Context;
-use crate::control::device::devices::{is_on_network, no_route, socket_addr};
+use crate::control::device::devices::{check_own_address, is_on_network, no_route, socket_addr};
 use crate::control::request::deferred::{Deferred, Then};
 use crate::control::request::refusal::Refusal;
 use crate::control::request::replies::{EMPTY, Outcome, Served, send_reply};
@@ -36,33 +36,15 @@ const DEFAULT_TIMEOUT_MS: u32 = 1000;
 fn path_of(view: &DeviceView, request: &m::CreateAh) -> Result<DatagramPath, Refusal> {
     let missing = || Refusal::new(libc::EDESTADDRREQ, "the destination address is missing");
     let to = socket_addr(request.remote).ok_or_else(missing)?.ip();
-    if to.is_multicast() || to.is_unspecified() {
-        let why = format!("{to} is not the address of one host: multicast is not supported");
+    if to.is_unspecified() {
+        let why = format!("{to} is the address of no host and of no group");
         return Err(Refusal::new(libc::EINVAL, why));
     }
     let from = match socket_addr(request.local) {
         Some(local) => local.ip(),
         None => source_for(view, to).ok_or_else(|| no_route(to))?,
     };
-    if from.is_ipv4() != to.is_ipv4() {
-        let why = "source and destination are of different address families";
-        return Err(Refusal::new(libc::EINVAL, why));
-    }
-    if !view.addresses.iter().any(|cidr| cidr.addr == from) {
-        let why = format!("device {} does not have {from}", view.name);
-        return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
-    }
-    // The XDP program leaves them to the kernel.
-    let shared = view.host_ports.as_ref().map(|ports| ports.addresses());
-    let is_shared = shared.is_some_and(|addresses| addresses.contains(&from));
-    if is_shared && view.config.host_interface.is_none() {
-        let why = format!(
-            "the kernel has {from}, too, and gets the datagrams to it: give device {} an address that \
-             the kernel does not have",
-            view.name
-        );
-        return Err(Refusal::new(libc::EADDRINUSE, why));
-    }
+    check_own_address(view, from, to)?;
     if request.flow_label > MAX_FLOW_LABEL {
         let why = format!("flow label {:#x}: it has 20 bits", request.flow_label);
         return Err(Refusal::new(libc::EINVAL, why));
@@ -189,6 +171,19 @@ fn remove_ah(context: &mut Context, id: ClientId, ah: AhId) -> Result<(), Refusa
     Ok(())
 }
 
+/// Has the workers of a device take datagrams to addresses that the kernel has, too.
+pub(in crate::control) fn take_shared_datagrams(context: &mut Context, device: usize) {
+    let Some(view) = context.devices.views.get(device) else {
+        return;
+    };
+    if view.host_ports.is_some() {
+        for worker in &view.workers {
+            let command = Command::TakeSharedDatagrams { device };
+            context.workers.post_command(*worker, command);
+        }
+    }
+}
+
 /// Makes a queue pair one of datagrams, or changes its Q_Key; [`reply_started`] replies.
 pub(in crate::control) fn start_datagrams(
     context: &mut Context,
@@ -227,13 +222,7 @@ pub(in crate::control) fn start_datagrams(
         qp.is_of_datagrams = true;
         (qp.worker, qp.device) = (worker, device);
         let setup = Box::new(client.worker_setup(qpn)?);
-        let view = context.devices.check_device(device)?;
-        if view.host_ports.is_some() {
-            for worker in &view.workers {
-                let command = Command::TakeSharedDatagrams { device };
-                context.workers.post_command(*worker, command);
-            }
-        }
+        take_shared_datagrams(context, device);
         let command = Command::StartDatagrams {
             setup,
             device,

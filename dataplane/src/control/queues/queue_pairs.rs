@@ -9,6 +9,7 @@ use siw_shm::control::messages as m;
 use siw_shm::work_queue::{HEADER, STATE_LINE_LEN, state_offset};
 use siw_shm::{Access, QpGeometry, wqe};
 
+use super::groups;
 use crate::config::LimitsConfig;
 use crate::control::account::quotas::Quota;
 use crate::control::client::cm_events;
@@ -212,6 +213,7 @@ pub(in crate::control) fn modify_qp(
         m::QpState::Idle => {
             let worker = qp.worker;
             qp.phase = QpPhase::Leaving;
+            groups::leave_all(context, id, qpn, worker);
             context
                 .workers
                 .post_command(worker, Command::ResetQp { qpn });
@@ -379,6 +381,7 @@ pub(in crate::control) fn destroy_qp(
     }
     let worker = qp.worker;
     qp.phase = QpPhase::Leaving;
+    groups::leave_all(context, id, qpn, worker);
     context
         .workers
         .post_command(worker, Command::DestroyQp { qpn });

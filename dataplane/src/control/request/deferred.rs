@@ -57,6 +57,8 @@ pub(in crate::control) enum Then {
     },
     /// The worker has the queue pair of datagrams, and its Q_Key.
     ReplyDatagrams,
+    /// The worker knows the membership in a multicast group, or its end.
+    ReplyGroup { attached: bool },
     /// The worker has released the queue pair, which is reset.
     ResetQp(Qpn),
     /// The worker has released the queue pair, which is freed.

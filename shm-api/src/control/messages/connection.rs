@@ -146,6 +146,10 @@ impl MpaOptions {
 pub const BIND_REUSE: u32 = 1;
 /// [`Bind::flags`]: the unspecified IPv6 address matches IPv6 addresses only.
 pub const BIND_V6_ONLY: u32 = 2;
+/// [`Bind::flags`]: the port is one of datagram services (RDMA_PS_UDP), whose ports are those of no
+/// connections. A listener on the binding gets [`CmEventKind::ServiceRequest`] events. With
+/// [`FEATURE_SERVICES`](super::FEATURE_SERVICES).
+pub const BIND_DATAGRAMS: u32 = 4;
 
 /// Reserves an address and port (rdma_bind_addr(3)), answered with [`ListenReply`]. The number in the
 /// reply is that of the binding: [`Listen`] makes it a listener, [`Unlisten`] releases it.
@@ -210,9 +214,9 @@ pub struct EndResolution {
     pub reserved: u32,
 }
 
-/// Moves the events of a queue pair, of a listener or binding, or of a pending request to another
-/// channel (rdma_migrate_id(3)); a number of 0 means none. Once it is answered, no further event
-/// arrives on the old channel.
+/// Moves the events of a queue pair, of a listener or binding, of a pending request, or of a search for a
+/// datagram service to another channel (rdma_migrate_id(3)); a number of 0 means none. Once it is answered,
+/// no further event arrives on the old channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct MigrateCm {
@@ -220,6 +224,9 @@ pub struct MigrateCm {
     pub qp_num: u32,
     pub listener: u32,
     pub request: u32,
+    /// Number of a [`FindService`](super::FindService). With [`FEATURE_SERVICES`](super::FEATURE_SERVICES);
+    /// a number that has ended is no error.
+    pub search: u32,
 }
 
 /// Accepts connections at an address (rdma_listen(3)).
@@ -314,6 +321,13 @@ pub enum CmEventKind {
     AddressResolved = 9,
     /// A resolution failed (`errno`, `reason`).
     AddressError = 10,
+    /// A peer asks for the queue pair of a datagram service, a listener on a binding with
+    /// [`BIND_DATAGRAMS`]: `request` waits for [`AnswerFindService`](super::AnswerFindService); `cookie` is
+    /// the listener's.
+    ServiceRequest = 11,
+    /// The outcome of a [`FindService`](super::FindService): `qp_num` and `qkey` of the service, or `errno`
+    /// and `reason`, with `sidr_status` if the peer has refused.
+    ServiceReply = 12,
 }
 
 impl CmEventKind {
@@ -331,6 +345,8 @@ impl CmEventKind {
             DeviceRemoval,
             AddressResolved,
             AddressError,
+            ServiceRequest,
+            ServiceReply,
         ]
         .get((number as usize).wrapping_sub(1))
         .copied()
@@ -358,10 +374,13 @@ pub struct CmEventMessage {
     pub ord: u32,
     pub crc: u8,
     pub mpa_rev: u8,
-    pub reserved: [u8; 2],
+    /// Status in the peer's answer (SERVICE_REPLY); 0: it has named its queue pair.
+    pub sidr_status: u8,
+    pub reserved: u8,
     pub local: Addr,
     pub peer: Addr,
     pub reason: Text<120>,
     pub private_data: PrivateData,
-    pub reserved2: u32,
+    /// Q_Key of the peer's queue pair (SERVICE_REPLY).
+    pub qkey: u32,
 }

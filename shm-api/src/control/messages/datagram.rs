@@ -1,6 +1,7 @@
-//! Datagrams: address handles, and queue pairs of unreliable datagrams (UD) on the wire of RoCEv2.
+//! Datagrams: address handles, queue pairs of unreliable datagrams (UD) on the wire of RoCEv2, and datagram
+//! services of rdma_cm (RDMA_PS_UDP).
 
-use super::Addr;
+use super::{Addr, PrivateData};
 use bytemuck::{Pod, Zeroable};
 
 /// Creates an address handle (ibv_create_ah(3)), the destination of datagrams; the reply carries its
@@ -23,7 +24,7 @@ pub struct CreateAh {
     pub timeout_ms: u32,
     /// Source address, one of the device's; family 0: chosen for `remote`.
     pub local: Addr,
-    /// Destination.
+    /// Destination: a host, or with [`FEATURE_MULTICAST`](super::FEATURE_MULTICAST) a multicast group.
     pub remote: Addr,
 }
 
@@ -62,3 +63,80 @@ pub const CONTROLLED_QKEY: u32 = 1 << 31;
 /// Bytes before the payload in the receive buffer of a datagram: the GRH. It is the IPv6 header; of an
 /// IPv4 packet, its last 20 bytes are the IPv4 header, and the first 20 undefined.
 pub const GRH_LEN: usize = 40;
+
+/// Asks the peer for the queue pair of a datagram service (rdma_connect(3) with RDMA_PS_UDP), by a SIDR request,
+/// which is repeated until there is an answer. Answered at once with the number of the search; the outcome is
+/// one event with `cookie`, [`CmEventKind::ServiceReply`](super::CmEventKind::ServiceReply). With
+/// [`FEATURE_SERVICES`](super::FEATURE_SERVICES).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FindService {
+    /// Device index.
+    pub device: u32,
+    pub cm_channel: u32,
+    /// Maximum time for the answer, in milliseconds; 0 for 20 s. At most [`MAX_SERVICE_TIMEOUT_MS`].
+    pub timeout_ms: u32,
+    pub reserved: u32,
+    pub cookie: u64,
+    /// Address and port of the service.
+    pub dst: Addr,
+    /// One of the device's addresses; the service is told its port.
+    pub src: Addr,
+    /// At most [`SERVICE_REQUEST_DATA_MAX`] bytes.
+    pub private_data: PrivateData,
+    pub reserved2: u32,
+}
+
+/// Maximum of [`FindService::timeout_ms`].
+pub const MAX_SERVICE_TIMEOUT_MS: u32 = 300_000;
+/// Maximum length of private data in a request to a datagram service.
+pub const SERVICE_REQUEST_DATA_MAX: usize = 180;
+/// Maximum length of private data in the answer.
+pub const SERVICE_REPLY_DATA_MAX: usize = 136;
+
+/// Ends a search for a datagram service: once this is answered, no event of it follows. A number that has
+/// ended is no error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct EndFindService {
+    pub search: u32,
+    pub reserved: u32,
+}
+
+/// Answers a request to a datagram service
+/// ([`CmEventKind::ServiceRequest`](super::CmEventKind::ServiceRequest)): rdma_accept(3), rdma_reject(3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct AnswerFindService {
+    pub request: u32,
+    /// 1 to name the queue pair, 0 to refuse.
+    pub accepts: u32,
+    /// A queue pair of the client; 0 in a refusal.
+    pub qp_num: u32,
+    /// The Q_Key for datagrams to it; 0 in a refusal.
+    pub qkey: u32,
+    /// At most [`SERVICE_REPLY_DATA_MAX`] bytes.
+    pub private_data: PrivateData,
+}
+
+/// Makes a queue pair of datagrams a member of a multicast group (ibv_attach_mcast(3)): it receives the
+/// datagrams that any host, this one included, sends to the group. A repetition is no error. With
+/// [`FEATURE_MULTICAST`](super::FEATURE_MULTICAST).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct AttachGroup {
+    pub qp_num: u32,
+    pub reserved: u32,
+    /// The group; its port is ignored.
+    pub group: Addr,
+}
+
+/// Ends a membership (ibv_detach_mcast(3)). A reset and the end of the queue pair end it as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DetachGroup {
+    pub qp_num: u32,
+    pub reserved: u32,
+    /// The group; its port is ignored.
+    pub group: Addr,
+}

@@ -78,6 +78,13 @@ pub const FEATURE_DOORBELL_WAIT: u32 = 64;
 /// Feature: queue pairs of datagrams: [`CreateAh`], [`DestroyAh`], [`StartDatagrams`], and
 /// [`Wc::src_qp`](crate::Wc::src_qp).
 pub const FEATURE_DATAGRAMS: u32 = 128;
+/// Feature: datagram services of rdma_cm: [`BIND_DATAGRAMS`], [`FindService`], [`EndFindService`],
+/// [`AnswerFindService`], [`MigrateCm::search`], with the events [`CmEventKind::ServiceRequest`] and
+/// [`CmEventKind::ServiceReply`].
+pub const FEATURE_SERVICES: u32 = 256;
+/// Feature: multicast groups of queue pairs of datagrams: [`AttachGroup`], [`DetachGroup`], and address
+/// handles of groups.
+pub const FEATURE_MULTICAST: u32 = 512;
 /// The optional features that this side knows.
 pub const FEATURES: u32 = FEATURE_RESOLUTION
     | FEATURE_FAILURE_MARKS
@@ -86,7 +93,9 @@ pub const FEATURES: u32 = FEATURE_RESOLUTION
     | FEATURE_GIDS
     | FEATURE_QUIET_DRAIN
     | FEATURE_DOORBELL_WAIT
-    | FEATURE_DATAGRAMS;
+    | FEATURE_DATAGRAMS
+    | FEATURE_SERVICES
+    | FEATURE_MULTICAST;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.
@@ -164,6 +173,11 @@ macro_rules! for_each_message {
             32 CreateAh -> IdReply;
             33 DestroyAh -> Empty;
             34 StartDatagrams -> Empty;
+            35 FindService -> IdReply;
+            36 EndFindService -> Empty;
+            37 AnswerFindService -> Empty;
+            38 AttachGroup -> Empty;
+            39 DetachGroup -> Empty;
             50 ReregMr -> MrReply;
             51 AllocFastMr -> FastMrReply;
             52 AllocMw -> MwReply;
@@ -222,6 +236,7 @@ const _: () = assert!(size_of::<Header>() == 24 && size_of::<Addr>() == 24);
 const _: () = assert!(size_of::<ClientHello>() == 80 && size_of::<HelloReply>() == 184);
 const _: () = assert!(size_of::<Limits>() == 96 && size_of::<QueueRef>() == 24);
 const _: () = assert!(size_of::<CreateAh>() == 64 && size_of::<StartDatagrams>() == 16);
+const _: () = assert!(size_of::<FindService>() == 592 && size_of::<AnswerFindService>() == 532);
 const _: () = assert!(size_of::<SrqReply>() == 48 && size_of::<ModifySrq>() == 16);
 const _: () = assert!(size_of::<QpStateReply>() == 72 && size_of::<CqReply>() == 40);
 const _: () = assert!(size_of::<RegMemory>() + size_of::<Header>() <= MAX_PACKET);

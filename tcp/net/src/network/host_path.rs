@@ -96,9 +96,9 @@ impl Network {
         };
         match what {
             FrameContent::Tcp { .. } => FrameOwner::Ours,
-            FrameContent::Unclaimed | FrameContent::Rejected { group: true, .. } => {
-                FrameOwner::Host
-            }
+            FrameContent::Unclaimed
+            | FrameContent::Group { .. }
+            | FrameContent::Rejected { group: true, .. } => FrameOwner::Host,
             FrameContent::Arp => FrameOwner::Both,
             FrameContent::Icmpv4 { dst, .. } => {
                 let is_error = bytes

@@ -10,6 +10,7 @@ use crate::ids::ConnId;
 use crate::ip::reassembly::ReassemblyTable;
 use crate::link::address_conflicts::AddressConflict;
 use crate::link::control_queue::{Icmpv6Outcome, NeighbourClaim, Origin};
+use crate::link::groups::MLD_QUERY;
 use crate::link::ndp::{self, NEIGHBOUR_ADVERTISEMENT};
 use crate::link::neighbours::ClaimOutcome;
 use crate::network::Network;
@@ -56,7 +57,7 @@ pub struct NetworkInput<B> {
     fragments: ReassemblyTable<B>,
     host_frames: HostFrames<B>,
     port_mapper: PortMapperInbox,
-    roce: RoceInbox<B>,
+    pub(super) roce: RoceInbox<B>,
 }
 
 impl<B: RecvBuf> NetworkInput<B> {
@@ -91,6 +92,10 @@ impl<B: RecvBuf> NetworkInput<B> {
         let origin = |src: IpAddr, dst: IpAddr| Origin { src_mac, src, dst };
         let received = match content {
             FrameContent::Tcp { .. } | FrameContent::Unclaimed => Received::Nothing,
+            FrameContent::Group { src, dst } => {
+                self.on_group_packet(net, now, &origin(src, dst), frame, stripped);
+                return Received::Nothing;
+            }
             FrameContent::Fragment { header } => {
                 return self.on_fragment(net, now, header, frame, src_mac);
             }
@@ -274,6 +279,16 @@ impl<B: RecvBuf> NetworkInput<B> {
             && !advertises_ours
         {
             net.stats.martians += 1;
+            return Received::Nothing;
+        }
+        // Queries are from the link, by their hop limit (RFC 2710 section 5).
+        if let [MLD_QUERY, ..] = message.chunk()
+            && hop_limit == 1
+            && let Some(asked) = message.chunk().get(8..24)
+            && let Ok(asked) = <[u8; 16]>::try_from(asked)
+        {
+            let (groups, mut reporter) = net.groups();
+            groups.on_query(now, IpAddr::from(asked), &mut reporter);
             return Received::Nothing;
         }
         let addresses = &net.config.addresses;

@@ -11,6 +11,7 @@
 
 pub(crate) mod datagrams;
 mod fragment_input;
+mod groups;
 mod host_path;
 pub(crate) mod input;
 pub(crate) mod quoted_segment;
@@ -24,6 +25,7 @@ use crate::frame_sink::FrameSink;
 use crate::ids::ConnId;
 use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
 use crate::link::control_queue::ControlQueue;
+use crate::link::groups::Groups;
 use crate::link::neighbours::{ClaimOutcome, Neighbours};
 use crate::rate_limits::TokenBucket;
 use crate::siphash::Key;
@@ -45,6 +47,8 @@ pub struct Network {
     learned_routes: LearnedRoutes,
     /// Datagrams of RoCEv2 to addresses that the kernel has too are ours.
     takes_roce: bool,
+    /// Groups of which queue pairs of datagrams are members.
+    groups: Groups,
     control_queue: ControlQueue,
     conflicts: AddressConflicts,
     /// Answers to datagrams.
@@ -66,6 +70,7 @@ impl Network {
             neighbours: Neighbours::new(config.neighbours),
             learned_routes: LearnedRoutes::default(),
             takes_roce: false,
+            groups: Groups::default(),
             control_queue: ControlQueue::new(&config, secret, TokenBucket::new(rate)),
             conflicts: AddressConflicts::new(config.gratuitous_arp, now),
             datagrams: TokenBucket::new(rate),

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use crate::buffer::RecvBuf;
 use crate::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 use crate::link::control_queue::Origin;
+use crate::link::groups::mac_of_group;
 use crate::link::neighbours::{NO_CONNECTION, NeighbourLookup};
 use crate::network::Network;
 use crate::network::datagrams::{UDP_HEADER_LEN, udp_to_port};
@@ -31,6 +32,10 @@ pub struct RoceDatagram<B> {
     pub packet: B,
     /// Bytes of the IP header, which has no options: 20 (IPv4) or 40 (IPv6).
     pub ip_len: usize,
+    /// The group that it was sent to.
+    pub group: Option<IpAddr>,
+    /// Another worker received it, too.
+    pub is_copy: bool,
     /// Bytes of Ethernet's header before the packet.
     stripped: usize,
 }
@@ -71,7 +76,8 @@ impl<B: RecvBuf> RoceInbox<B> {
         let has_options = ip_len != IPV4_HEADER_LEN && ip_len != IPV6_HEADER_LEN;
         // The classification counted it as a protocol without a user.
         net.stats.unknown_protocols -= 1;
-        if !net.is_own_address(origin.dst) || !net.can_be_peer(origin.src, origin.src_mac) {
+        let is_to_us = net.is_own_address(origin.dst) || net.groups.has(origin.dst);
+        if !is_to_us || !net.can_be_peer(origin.src, origin.src_mac) {
             net.stats.martians += 1;
         } else if stripped == 0
             || has_options
@@ -86,6 +92,8 @@ impl<B: RecvBuf> RoceInbox<B> {
             self.0.push_back(RoceDatagram {
                 packet,
                 ip_len,
+                group: origin.dst.is_multicast().then_some(origin.dst),
+                is_copy: net.control_queue.silent,
                 stripped,
             });
         }
@@ -143,6 +151,29 @@ impl DatagramHeaders {
         &self.bytes[self.l2_len + self.l3_len..][..UDP_HEADER_LEN]
     }
 
+    /// The multicast group that the datagram is sent to.
+    #[inline]
+    pub fn group(&self) -> Option<IpAddr> {
+        if self.bytes[0] & 1 == 0 {
+            return None;
+        }
+        let ip = self.ip();
+        match self.l3_len {
+            IPV4_HEADER_LEN => Some(IpAddr::from([ip[16], ip[17], ip[18], ip[19]])),
+            _ => {
+                let mut octets = [0; 16];
+                octets.copy_from_slice(&ip[24..40]);
+                Some(IpAddr::from(octets))
+            }
+        }
+    }
+
+    /// Those of the local copy of a datagram to a group, which returns to this stack.
+    pub fn into_local_copy(mut self) -> DatagramHeaders {
+        self.self_addressed = true;
+        self
+    }
+
     fn len(&self) -> usize {
         self.l2_len + self.l3_len + UDP_HEADER_LEN
     }
@@ -159,6 +190,9 @@ impl Network {
         if self.is_own_address(to) {
             return Ok(self.config.mac);
         }
+        if to.is_multicast() {
+            return Ok(mac_of_group(to));
+        }
         let hop = self.next_hop(to).ok_or(DatagramError::NoRoute)?;
         let neighbours = &mut self.neighbours;
         match neighbours.lookup(hop, NO_CONNECTION, false, Some(owner), now) {
@@ -172,6 +206,18 @@ impl Network {
     pub fn owner_of_datagrams(&self, qpn: u32) -> Option<usize> {
         let home = self.config.steering.as_ref()?;
         Some(home.steering.owner_of_datagrams(qpn))
+    }
+
+    /// Returns whether this is the first of the workers that share the device.
+    pub fn is_first_worker(&self) -> bool {
+        let home = self.config.steering.as_ref();
+        home.is_none_or(|home| home.worker == 0)
+    }
+
+    /// Number of workers that share the device.
+    pub fn worker_count(&self) -> usize {
+        let home = self.config.steering.as_ref();
+        home.map_or(1, |home| home.steering.worker_count())
     }
 
     /// Returns the largest IP packet of the device, in bytes.

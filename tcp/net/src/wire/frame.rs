@@ -38,9 +38,16 @@ pub enum FrameContent {
     },
     /// An ARP packet.
     Arp,
-    /// A frame to our station or to a group that concerns nothing here: a protocol other than IP and ARP,
-    /// or a packet to a group that is never answered. The buffer begins with Ethernet's payload.
+    /// A frame to our station or to a group that concerns nothing here: a protocol other than IP and ARP, a
+    /// fragment to a group, or no protocol at all. The buffer begins with Ethernet's payload.
     Unclaimed,
+    /// A packet to a group, of a protocol that is never answered; the buffer begins with the IP header.
+    Group {
+        /// Source address.
+        src: IpAddr,
+        /// The group.
+        dst: IpAddr,
+    },
     /// An ICMPv4 message.
     Icmpv4 {
         /// Source address.
@@ -317,10 +324,11 @@ fn parse_ipv4<B: RecvBuf>(
             stats.unknown_protocols += 1;
             buffer.truncate(l2 + total);
             buffer.advance(l2);
-            if multicast {
-                return Some(FrameContent::Unclaimed);
-            }
             let (src, dst): (Ipv4Addr, Ipv4Addr) = (src.into(), dst.into());
+            if multicast {
+                let (src, dst) = (src.into(), dst.into());
+                return Some(FrameContent::Group { src, dst });
+            }
             Some(FrameContent::Rejected {
                 src: src.into(),
                 dst: dst.into(),
@@ -539,7 +547,11 @@ fn parse_beyond_ipv6<B: RecvBuf>(
         }
         WalkEnd::Reached { next, named, .. } => {
             stats.unknown_protocols += 1;
-            if fields.multicast || next == NO_NEXT_HEADER {
+            if fields.multicast {
+                let (src, dst) = (src.into(), dst.into());
+                return Some(FrameContent::Group { src, dst });
+            }
+            if next == NO_NEXT_HEADER {
                 return Some(FrameContent::Unclaimed);
             }
             Some(reject(IcmpError::parameter_problem(1, named), false))

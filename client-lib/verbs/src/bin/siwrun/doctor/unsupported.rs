@@ -25,13 +25,13 @@ pub const UNSUPPORTED: &[Unsupported] = &[
     },
     Unsupported {
         names: &["ibv_attach_mcast", "ibv_detach_mcast"],
-        why: "siwd has no multicast",
-        advice: "use another transport of the program for multicast",
+        why: "an iWARP device has no datagrams (UD), and so no multicast",
+        advice: "siwrun --persona roce shows devices that have them",
     },
     Unsupported {
         names: &["rdma_join_multicast", "rdma_join_multicast_ex"],
-        why: "siwd has no multicast",
-        advice: "use another transport of the program for multicast",
+        why: "an iWARP device has no datagrams (UD), and so no multicast",
+        advice: "siwrun --persona roce shows devices that have them",
     },
     Unsupported {
         names: &[

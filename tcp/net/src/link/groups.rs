@@ -1,0 +1,210 @@
+//! IP multicast groups that we are in: membership reports to routers and switches, by IGMP version 2 (RFC 2236)
+//! and MLD version 1 (RFC 2710), which those of the later versions serve as well.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::time::Duration;
+
+use crate::config::IpCidr;
+use crate::link::control_queue::ControlQueue;
+use crate::stats::NetStats;
+use crate::time::Instant;
+use crate::wire::checksum::OnesComplementSum;
+use crate::wire::constants::{
+    CHECKSUM_RIGHT, ETHERTYPE_IPV4, ETHERTYPE_IPV6, IPV4_DONT_FRAGMENT, IPV4_HEADER_LEN,
+    IPV6_FIRST_BYTE, IPV6_HEADER_LEN, PROTOCOL_ICMPV6,
+};
+
+pub(crate) const PROTOCOL_IGMP: u8 = 2;
+const IGMP_QUERY: u8 = 0x11;
+const IGMP_REPORT: u8 = 0x16;
+const IGMP_LEAVE: u8 = 0x17;
+const IGMP_LEN: usize = 8;
+/// Header with the router alert option (RFC 2113), and with the precedence of network control.
+const IPV4_ALERT_FIRST_BYTES: [u8; 2] = [0x46, 0xc0];
+const IPV4_ALERT: [u8; 4] = [0x94, 4, 0, 0];
+/// Type of a multicast listener query.
+pub(crate) const MLD_QUERY: u8 = 130;
+const MLD_REPORT: u8 = 131;
+const MLD_DONE: u8 = 132;
+const MLD_LEN: usize = 24;
+/// Hop-by-hop options header with router alert (RFC 2711) and padding.
+const IPV6_ALERT: [u8; 8] = [PROTOCOL_ICMPV6, 0, 5, 2, 0, 0, 1, 0];
+const ALL_ROUTERS_V4: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 2);
+const ALL_ROUTERS_V6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+/// Shortest time between the answers to two queries.
+const ANSWER_PAUSE: Duration = Duration::from_millis(100);
+
+/// Groups of which queue pairs are members.
+#[derive(Default)]
+pub(crate) struct Groups {
+    joined: Vec<IpAddr>,
+    answered: Option<Instant>,
+}
+
+impl Groups {
+    /// Returns whether packets to the group are received.
+    #[inline]
+    pub(crate) fn has(&self, group: IpAddr) -> bool {
+        self.joined.contains(&group)
+    }
+
+    /// Enters a group.
+    pub(crate) fn join(&mut self, group: IpAddr) {
+        if !self.has(group) {
+            self.joined.push(group);
+        }
+    }
+
+    /// Leaves a group.
+    pub(crate) fn leave(&mut self, group: IpAddr) {
+        self.joined.retain(|joined| *joined != group);
+    }
+
+    /// Answers an IGMP message, if it is a query with a right checksum.
+    #[cold]
+    pub(crate) fn on_igmp(&mut self, now: Instant, message: &[u8], reporter: &mut Reporter<'_>) {
+        if let [IGMP_QUERY, _, _, _, a, b, c, d, ..] = *message
+            && sum_of(message) == CHECKSUM_RIGHT
+        {
+            self.on_query(now, Ipv4Addr::new(a, b, c, d).into(), reporter);
+        }
+    }
+
+    /// Answers a query for all groups of a family, or for one.
+    #[cold]
+    pub(crate) fn on_query(&mut self, now: Instant, asked: IpAddr, reporter: &mut Reporter<'_>) {
+        let is_soon = self.answered.is_some_and(|last| now - last < ANSWER_PAUSE);
+        // Another worker answers.
+        if reporter.queue.silent || self.joined.is_empty() || is_soon {
+            return;
+        }
+        self.answered = Some(now);
+        let is_asked = |group: &&IpAddr| {
+            group.is_ipv4() == asked.is_ipv4() && (asked.is_unspecified() || asked == **group)
+        };
+        for group in self.joined.iter().filter(is_asked) {
+            reporter.send(*group, Membership::Report);
+        }
+    }
+}
+
+/// Returns the Ethernet address of a group (RFC 1112 section 6.4, RFC 2464 section 7).
+pub(crate) fn mac_of_group(group: IpAddr) -> [u8; 6] {
+    match group {
+        IpAddr::V4(group) => {
+            let [_, b, c, d] = group.octets();
+            [1, 0, 0x5e, b & 0x7f, c, d]
+        }
+        IpAddr::V6(group) => {
+            let octets = group.octets();
+            [0x33, 0x33, octets[12], octets[13], octets[14], octets[15]]
+        }
+    }
+}
+
+/// Membership message of a group.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Membership {
+    Report,
+    Leave,
+}
+
+/// Sends membership messages.
+pub(crate) struct Reporter<'a> {
+    pub queue: &'a mut ControlQueue,
+    pub addresses: &'a [IpCidr],
+    pub stats: &'a mut NetStats,
+}
+
+impl Reporter<'_> {
+    /// Queues a membership message.
+    pub(crate) fn send(&mut self, group: IpAddr, what: Membership) {
+        match group {
+            IpAddr::V4(group) => self.push_igmp(group, what),
+            IpAddr::V6(group) => self.push_mld(group, what),
+        }
+    }
+
+    fn push_igmp(&mut self, group: Ipv4Addr, what: Membership) {
+        let mut own = self.addresses.iter().map(|cidr| cidr.addr);
+        let source = own.find_map(|address| match address {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        });
+        let queue = &mut *self.queue;
+        let Some(source) = source.filter(|_| queue.has_room(self.stats)) else {
+            return;
+        };
+        let (to, kind) = match what {
+            Membership::Report => (group, IGMP_REPORT),
+            Membership::Leave => (ALL_ROUTERS_V4, IGMP_LEAVE),
+        };
+        let mut frame = queue.start_frame(mac_of_group(to.into()), ETHERTYPE_IPV4);
+        let l2 = frame.len();
+        let header = IPV4_HEADER_LEN + IPV4_ALERT.len();
+        frame.extend_from_slice(&IPV4_ALERT_FIRST_BYTES);
+        frame.extend_from_slice(&((header + IGMP_LEN) as u16).to_be_bytes());
+        frame.extend_from_slice(&[0, 0]);
+        frame.extend_from_slice(&[IPV4_DONT_FRAGMENT, 0]);
+        // Time to live, protocol, checksum.
+        frame.extend_from_slice(&[1, PROTOCOL_IGMP, 0, 0]);
+        frame.extend_from_slice(&source.octets());
+        frame.extend_from_slice(&to.octets());
+        frame.extend_from_slice(&IPV4_ALERT);
+        let sum = !sum_of(&frame[l2..]);
+        frame[l2 + 10..l2 + 12].copy_from_slice(&sum.to_be_bytes());
+        let mut message = [kind, 0, 0, 0, 0, 0, 0, 0];
+        message[4..].copy_from_slice(&group.octets());
+        let sum = !sum_of(&message);
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+        frame.extend_from_slice(&message);
+        queue.push_frame(frame, header as u8, false, self.stats);
+    }
+
+    fn push_mld(&mut self, group: Ipv6Addr, what: Membership) {
+        let mut own = self.addresses.iter().map(|cidr| cidr.addr);
+        // The source is link-local or unspecified (RFC 3590).
+        let source = own.find_map(|address| match address {
+            IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
+            _ => None,
+        });
+        let source = source.unwrap_or(Ipv6Addr::UNSPECIFIED);
+        let queue = &mut *self.queue;
+        if !queue.has_room(self.stats) {
+            return;
+        }
+        let (to, kind) = match what {
+            Membership::Report => (group, MLD_REPORT),
+            Membership::Leave => (ALL_ROUTERS_V6, MLD_DONE),
+        };
+        let mut frame = queue.start_frame(mac_of_group(to.into()), ETHERTYPE_IPV6);
+        let len = IPV6_ALERT.len() + MLD_LEN;
+        frame.extend_from_slice(&[IPV6_FIRST_BYTE, 0, 0, 0]);
+        frame.extend_from_slice(&(len as u16).to_be_bytes());
+        // Hop-by-hop options, hop limit.
+        frame.extend_from_slice(&[0, 1]);
+        frame.extend_from_slice(&source.octets());
+        frame.extend_from_slice(&to.octets());
+        frame.extend_from_slice(&IPV6_ALERT);
+        let mut message = [0; MLD_LEN];
+        message[0] = kind;
+        message[8..].copy_from_slice(&group.octets());
+        let mut sum = OnesComplementSum::new();
+        sum.add(&source.octets());
+        sum.add(&to.octets());
+        sum.add_word(MLD_LEN as u16);
+        sum.add_word(PROTOCOL_ICMPV6.into());
+        sum.add(&message);
+        let sum = !sum.value();
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+        frame.extend_from_slice(&message);
+        let l3_len = IPV6_HEADER_LEN + IPV6_ALERT.len();
+        queue.push_frame(frame, l3_len as u8, true, self.stats);
+    }
+}
+
+fn sum_of(bytes: &[u8]) -> u16 {
+    let mut sum = OnesComplementSum::new();
+    sum.add(bytes);
+    sum.value()
+}
