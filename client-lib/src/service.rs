@@ -51,7 +51,7 @@ pub struct ServiceSearch {
 impl ServiceSearch {
     /// Asks `dst` for its queue pair, from an address of a device, as
     /// [`Context::resolve_address`](crate::Context::resolve_address) found it. `private_data`: at most 180
-    /// bytes. `timeout`: maximum time for the answer, 20 s if None.
+    /// bytes. `timeout`: maximum time for the answer, 68.7 s if None.
     ///
     /// # Errors
     /// [`Error::Refused`] with EADDRNOTAVAIL (the device does not have the source address), EADDRINUSE (the

@@ -237,7 +237,9 @@ fn rdma_cm_finds_datagram_services_of_linux_rxe_and_the_other_way_round() {
         assert!(said.contains("return status 0"), "{said}");
         assert!(said.contains("data transfers complete"), "{said}");
     };
-    for args in ["-c 1", "-c 20 -C 20"] {
+    // One connection: udaddy repeats no datagram, and with several of them an emulated guest beside other work
+    // sometimes waits for one without end.
+    for args in ["-c 1"] {
         // The server says nothing when it listens: the client tries until it does.
         let server = rig.guest.start(&format!("udaddy {args} -b {GUEST}"));
         let deadline = std::time::Instant::now() + GUEST_PATIENCE;

@@ -37,11 +37,11 @@ use crate::worker::messages::{Command, MadToSend};
 /// Maximum number of searches of one client, and quota amounts of one.
 const MAX_SEARCHES: usize = 4096;
 const SEARCH: [(Quota, u64); 1] = [(Quota::Heap, 1024)];
-/// Time for an answer if the client names none.
-const DEFAULT_TIMEOUT_MS: u32 = 20_000;
-/// Pauses until a request is sent again; each is twice the one before. A program may take its time to answer.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+/// Time for an answer if the client names none: that of Linux, 16 requests of 4.3 s each.
+const DEFAULT_TIMEOUT_MS: u32 = 68_700;
+/// Pause until a request is sent again, as Linux makes. A shorter one asks Linux twice: once it has answered, it
+/// takes a repeated request for a new one.
+const PAUSE: Duration = Duration::from_millis(4295);
 /// Maximum number of requests that wait for their program's answer, of all programs and of one user's.
 const MAX_WAITING: usize = 8192;
 const MAX_WAITING_OF_USER: usize = MAX_WAITING / 4;
@@ -98,7 +98,6 @@ struct Search {
     request: SidrRequest,
     /// Next time to send the request, and the end of the search.
     next: Instant,
-    pause: Duration,
     until: Instant,
 }
 
@@ -399,8 +398,7 @@ impl Services {
             let event = failure(libc::ETIMEDOUT, "the peer did not answer in time");
             return self.end_search(&mut context.resources, number, event);
         }
-        search.pause = LONGEST_PAUSE.min(search.pause * 2);
-        search.next = search.until.min(now + search.pause);
+        search.next = search.until.min(now + PAUSE);
         self.times.insert((search.next, entry));
         send(context, search.ends, search.owner, search.request.build());
     }
@@ -470,8 +468,7 @@ impl Services {
                 to: remote.ip(),
                 private_data,
             },
-            next: until.min(now + FIRST_PAUSE),
-            pause: FIRST_PAUSE,
+            next: until.min(now + PAUSE),
             until,
         };
         take_shared_datagrams(context, device);

@@ -74,7 +74,8 @@ pub struct FindService {
     /// Device index.
     pub device: u32,
     pub cm_channel: u32,
-    /// Maximum time for the answer, in milliseconds; 0 for 20 s. At most [`MAX_SERVICE_TIMEOUT_MS`].
+    /// Maximum time for the answer, in milliseconds; 0 for 68.7 s, as with Linux. At most
+    /// [`MAX_SERVICE_TIMEOUT_MS`].
     pub timeout_ms: u32,
     pub reserved: u32,
     pub cookie: u64,
