@@ -340,25 +340,24 @@ impl<B: RecvBuf, R> Stack<B, R> {
     ) -> bool {
         if !self.is_last_connection(key) {
             let hash = hash.unwrap_or_else(|| self.shared.table_hasher.hash(key));
-            match self.slots.find(&self.shared, key, hash) {
-                Some(i) => self.last_connection = i,
-                None if seg.flags & (SYN | RST | ACK) == ACK
-                    && let Some(ack) = self.shared.check_cookie(
-                        key,
-                        seg,
-                        buffer.remaining() > 0,
-                        origin.src_mac,
-                    ) =>
-                {
-                    let CookieAck::Proof(cookie) = ack else {
-                        return false;
-                    };
+            let found = self.slots.find(&self.shared, key, hash);
+            let may_prove = found.is_none() && seg.flags & (SYN | RST | ACK) == ACK;
+            let cookie = if may_prove {
+                let has_data = buffer.remaining() > 0;
+                self.shared.check_cookie(key, seg, has_data, origin.src_mac)
+            } else {
+                None
+            };
+            match (found, cookie) {
+                (Some(i), _) => self.last_connection = i,
+                (None, Some(CookieAck::Proof(cookie))) => {
                     let Some(i) = self.open_from_cookie(key, seg, &cookie, origin.src_mac) else {
                         return false;
                     };
                     self.last_connection = i;
                 }
-                None if self.shared.is_host_segment(key) => {
+                (None, Some(_)) => return false,
+                (None, None) if self.shared.is_host_segment(key) => {
                     // A reassembled datagram is no longer a frame.
                     let headers = match origin.stripped {
                         0 => 0,
@@ -367,7 +366,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     self.input.hand_over(&mut self.shared.net, buffer, headers);
                     return false;
                 }
-                None => {
+                (None, None) => {
                     let payload = buffer.remaining() as u32;
                     self.on_unmatched_segment(key, seg, payload, origin.src_mac, None);
                     return false;
