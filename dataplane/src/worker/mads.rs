@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use siw_iwarp::RxStream;
-use siw_net::{DatagramError, DatagramPath, Instant, QuotaOwner, RecvBuf, RoceDatagram};
+use siw_net::{DatagramError, DatagramPath, Instant, RecvBuf, RoceDatagram};
 use siw_roce::{
     DEFAULT_PKEY, MAD_LEN, MAD_QKEY, MAD_QPN, MAX_QPN, PKEY_MASK, SidrMessage, SidrReply, UdHeader,
 };
@@ -23,7 +23,7 @@ use super::connections::Connections;
 use super::datagrams::{NoRecords, UDP_LEN, has_right_icrc, reason_of, seal, source_port};
 use super::deadlines::DeadlineOwner;
 use super::drop_reasons::DropReason;
-use super::messages::{Event, MadToSend};
+use super::messages::{Event, MadToSend, NO_CLIENT};
 use crate::datapath::output::PortSink;
 use crate::datapath::rx_frame::{FrameBytes, RxFrame};
 use crate::ids::Qpn;
@@ -44,11 +44,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 const IPV4_LEN: usize = 20;
 /// TTL or hop limit.
 const HOP_LIMIT: u8 = 64;
-/// Owner of the neighbours of answers that concern no client.
-const NO_CLIENT: QuotaOwner = QuotaOwner {
-    client: 0,
-    user: u32::MAX,
-};
 
 /// Events that are permitted in a second.
 #[derive(Clone, Copy)]

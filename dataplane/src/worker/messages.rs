@@ -183,6 +183,12 @@ pub struct Membership {
     pub group: IpAddr,
 }
 
+/// Owner of the neighbours of answers that concern no client.
+pub const NO_CLIENT: QuotaOwner = QuotaOwner {
+    client: 0,
+    user: u32::MAX,
+};
+
 /// A management datagram from queue pair 1 of a device to that of another host.
 #[derive(Debug, Clone)]
 pub struct MadToSend {

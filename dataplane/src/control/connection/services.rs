@@ -32,7 +32,7 @@ use crate::control::request::refusal::Refusal;
 use crate::control::request::replies::{EMPTY, Outcome, send_reply};
 use crate::control::resources::Resources;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, Qpn};
-use crate::worker::messages::{Command, MadToSend};
+use crate::worker::messages::{Command, MadToSend, NO_CLIENT};
 
 /// Maximum number of searches of one client, and quota amounts of one.
 const MAX_SEARCHES: usize = 4096;
@@ -52,11 +52,6 @@ const MAX_ANSWERED: usize = 4096;
 const ANSWER_MEMORY: Duration = Duration::from_secs(70);
 /// Expired times handled in one turn of the control thread.
 const TIMES_PER_TURN: usize = 64;
-/// Owner of the neighbours of answers that concern no client.
-const NO_CLIENT: QuotaOwner = QuotaOwner {
-    client: 0,
-    user: u32::MAX,
-};
 
 /// Addresses of both ends, and the worker's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
