@@ -14,10 +14,7 @@ use crate::buffer::{RecvBuf, VecBuf};
 use crate::frame_info::RxChecksum;
 use crate::stats::NetStats;
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{
-    FrameContent, FrameOrigin, LinkIdentity, classify_frame, peek_flow, plain_frame_end,
-    strip_plain_frame,
-};
+use crate::wire::frame::{FrameContent, FrameHead, FrameOrigin, LinkIdentity, classify_frame};
 
 /// The Ethernet address of the stack under test.
 const OWN_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
@@ -181,6 +178,11 @@ fn classify_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u
     }
 }
 
+/// The head of a frame, if the frame is plain.
+fn plain_head(link: &LinkIdentity, frame: &VecBuf, checksum: RxChecksum) -> Option<FrameHead> {
+    FrameHead::read(link, frame, checksum).filter(FrameHead::is_plain)
+}
+
 proptest! {
     #[test]
     fn frames_of_smoltcp_are_classified_as_tcp(frame in smoltcp_frames()) {
@@ -202,10 +204,11 @@ proptest! {
                 *byte ^= mask;
             }
         }
-        let ahead = peek_flow(&bytes, frame.vlan.is_some());
+        let link = LinkIdentity { mac: OWN_MAC, vlan: frame.vlan };
+        let ahead = FrameHead::read(&link, &VecBuf::from(bytes.clone()), RxChecksum::Unknown);
         let classified = classify_tcp(&bytes, frame.vlan);
         if let (Some(ahead), Some((key, _, _))) = (ahead, classified) {
-            prop_assert_eq!(ahead, key);
+            prop_assert_eq!(ahead.key, key);
         }
     }
 
@@ -225,19 +228,19 @@ proptest! {
         let link = LinkIdentity { mac: OWN_MAC, vlan: frame.vlan };
         let whole = VecBuf::from(bytes);
         for checksum in [RxChecksum::Unknown, RxChecksum::Bad, RxChecksum::TcpGood] {
-            prop_assert_eq!(plain_frame_end(&link, &whole, checksum), None);
+            prop_assert!(plain_head(&link, &whole, checksum).is_none());
         }
         let (mut checked, mut origin) = (whole.clone(), FrameOrigin::default());
         let mut stats = NetStats::default();
         let content =
             classify_frame(&link, &mut checked, RxChecksum::Good, &mut origin, &mut stats);
-        if let Some(end) = plain_frame_end(&link, &whole, RxChecksum::Good) {
+        if let Some(head) = plain_head(&link, &whole, RxChecksum::Good) {
             let (mut plain, mut plain_origin) = (whole, FrameOrigin::default());
-            let stripped = strip_plain_frame(&mut plain, end, &mut plain_origin);
+            head.strip(&mut plain, &mut plain_origin);
             let Some(FrameContent::Tcp { key, ce }) = content else {
                 return Err(TestCaseError::fail("not TCP for all checks"));
             };
-            prop_assert_eq!(stripped, (key, ce));
+            prop_assert_eq!((head.key, head.ce), (key, ce));
             prop_assert_eq!(plain.as_slice(), checked.as_slice());
             prop_assert_eq!(
                 (plain_origin.src_mac, plain_origin.stripped),

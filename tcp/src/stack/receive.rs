@@ -15,7 +15,7 @@
 
 use siw_net::bytes::{read_u16, read_u32, read_u64};
 use siw_net::checksum::OnesComplementSum;
-use siw_net::frame::{self, FrameContent, FrameOrigin, LinkIdentity};
+use siw_net::frame::{self, FrameContent, FrameHead, FrameOrigin, LinkIdentity};
 use siw_net::{FlowKey, FrameInfo, Instant, RecvBuf, RxChecksum};
 
 use crate::base::sequence::SeqNr;
@@ -41,12 +41,13 @@ const PREFETCH_QUEUES_AHEAD: usize = 6;
 /// Metadata of a frame in the pipeline.
 #[derive(Clone, Copy)]
 pub(crate) struct StagedFrame {
-    hash: u64,
+    /// Its head; `None`: not TCP, or TCP after IP options or extension headers.
+    head: Option<FrameHead>,
+    /// Hash of the flow; `None`: no head, or the frame does not wait.
+    hash: Option<u64>,
     /// Slot of its connection, guessed from the flow table by comparing hashes only.
     index: u32,
     checksum: RxChecksum,
-    /// `hash` is valid.
-    hashed: bool,
     /// Belongs to the same flow as the previous frame.
     follows: bool,
     /// Longer than headers alone can be, so it carries data.
@@ -54,14 +55,17 @@ pub(crate) struct StagedFrame {
 }
 
 impl StagedFrame {
-    const NONE: StagedFrame = StagedFrame {
-        hash: 0,
-        index: u32::MAX,
-        checksum: RxChecksum::Bad,
-        hashed: false,
-        follows: false,
-        data: false,
-    };
+    /// A frame that does not wait: its connection is not guessed.
+    fn at_once(head: Option<FrameHead>, checksum: RxChecksum) -> StagedFrame {
+        StagedFrame {
+            head,
+            hash: None,
+            index: NO_CONNECTION,
+            checksum,
+            follows: false,
+            data: false,
+        }
+    }
 }
 
 /// Frames waiting to be processed, with their metadata; empty between bursts.
@@ -96,14 +100,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
     ) {
         self.shared.now = now;
         let link = self.shared.net.link_identity();
-        let tagged = link.vlan.is_some();
         let mut pipeline = core::mem::take(&mut self.rx_pipeline);
         let mut burst = BurstState {
             coalescer: RxCoalescer::new(link.mac, link.vlan),
             link_filter: link,
             seg: Segment::default(),
         };
-        let mut flow = FlowKey::default();
         while let Some((mut buffer, FrameInfo { checksum, .. })) = frames.next() {
             self.shared.net.stats.frames_in += 1;
             // If any frame waits, all later ones wait too, so that each connection gets its frames in order.
@@ -114,32 +116,36 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     None => continue,
                 }
             }
-            let key = frame::peek_flow(buffer.chunk(), tagged);
-            let is_last = first && key.is_some_and(|key| self.is_last_connection(&key));
-            if is_last || first && key.is_none() {
-                let staged = StagedFrame {
-                    checksum,
-                    ..StagedFrame::NONE
-                };
-                let more = is_last && frames.size_hint().1 != Some(0);
-                self.on_frame(buffer, &staged, more, &mut burst);
-                continue;
+            let head = FrameHead::read(&burst.link_filter, &buffer, checksum);
+            if first {
+                let is_last = head
+                    .as_ref()
+                    .is_some_and(|head| self.is_last_connection(&head.key));
+                if is_last || head.is_none() {
+                    let staged = StagedFrame::at_once(head, checksum);
+                    let more = is_last && frames.size_hint().1 != Some(0);
+                    self.on_frame(buffer, &staged, more, &mut burst);
+                    continue;
+                }
             }
-            let follows = key.is_some_and(|key| !first && key == flow);
-            let hash = match key {
-                Some(_) if follows => pipeline.staged.last().map_or(0, |entry| entry.hash),
-                Some(key) => self.shared.table_hasher.hash(&key),
-                None => 0,
-            };
-            if !follows && key.is_some() {
-                B::prefetch(self.shared.flow_table.start(hash));
+            let (mut hash, mut follows) = (None, false);
+            if let Some(head) = &head {
+                match pipeline.staged.last() {
+                    Some(before) if before.head.is_some_and(|before| before.key == head.key) => {
+                        (hash, follows) = (before.hash, true);
+                    }
+                    _ => {
+                        let of_flow = self.shared.table_hasher.hash(&head.key);
+                        B::prefetch(self.shared.flow_table.start(of_flow));
+                        hash = Some(of_flow);
+                    }
+                }
             }
-            flow = key.unwrap_or_default();
             pipeline.staged.push(StagedFrame {
+                head,
                 hash,
-                index: u32::MAX,
+                index: NO_CONNECTION,
                 checksum,
-                hashed: key.is_some(),
                 follows,
                 data: buffer.remaining() > 128,
             });
@@ -226,12 +232,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Prefetches the frame's connection; its flow table slot was prefetched earlier.
     #[inline]
     fn prefetch_staged_connection(&self, staged: &mut StagedFrame) {
-        if staged.hashed && !staged.follows {
-            staged.index = self
-                .shared
-                .flow_table
-                .guess(staged.hash)
-                .unwrap_or(u32::MAX);
+        if let Some(hash) = staged.hash
+            && !staged.follows
+        {
+            let guess = self.shared.flow_table.guess(hash);
+            staged.index = guess.unwrap_or(NO_CONNECTION);
             if let Some(conn) = self.slots.get(staged.index) {
                 conn.prefetch_for(staged.data);
             }
@@ -258,9 +263,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.finish_coalescing(&mut burst.coalescer);
         let mut origin = FrameOrigin::default();
         let link = &burst.link_filter;
-        if let Some(end) = frame::plain_frame_end(link, &buffer, staged.checksum) {
-            let (key, ce) = frame::strip_plain_frame(&mut buffer, end, &mut origin);
-            return self.on_tcp_frame(buffer, (&key, ce), origin, (staged, more), burst);
+        if let Some(head) = &staged.head
+            && head.is_plain()
+        {
+            head.strip(&mut buffer, &mut origin);
+            return self.on_tcp_frame(buffer, (&head.key, head.ce), origin, (staged, more), burst);
         }
         let stats = &mut self.shared.net.stats;
         match frame::classify_frame(link, &mut buffer, staged.checksum, &mut origin, stats) {
@@ -290,8 +297,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         };
         let payload = buffer.remaining() > 0;
-        let hash = staged.hashed.then_some(staged.hash);
-        let matched = self.on_tcp_segment(key, hash, &burst.seg, buffer, origin);
+        let matched = self.on_tcp_segment(key, staged.hash, &burst.seg, buffer, origin);
         if matched && payload && more {
             let conn = &self.slots[self.last_connection];
             burst

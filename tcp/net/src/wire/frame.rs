@@ -103,92 +103,116 @@ pub struct LinkIdentity {
     pub vlan: Option<u16>,
 }
 
-/// Reads the four-tuple of a TCP segment without any check, to prefetch its connection ahead of
-/// [`classify_frame`]. `None`: not TCP, or TCP after IP options or extension headers. `tagged`: frames of
-/// this device have a VLAN tag.
-#[inline]
-pub fn peek_flow(frame: &[u8], tagged: bool) -> Option<FlowKey> {
-    let l2 = if tagged {
-        TAGGED_HEADER_LEN
-    } else {
-        ETHERNET_HEADER_LEN
-    };
-    if frame.len() < l2 + IPV4_HEADER_LEN + 4 || tagged && read_u16(frame, 12) != ETHERTYPE_VLAN {
-        return None;
-    }
-    let ip = &frame[l2..];
-    match read_u16(frame, l2 - 2) {
-        ETHERTYPE_IPV4 if ip[0] == IPV4_PLAIN_FIRST_BYTE && ip[9] == PROTOCOL_TCP => {
-            let (src, dst) = (read_u32(ip, 12), read_u32(ip, 16));
-            Some(FlowKey::v4(dst, src, read_u16(ip, 22), read_u16(ip, 20)))
-        }
-        ETHERTYPE_IPV6 if ip.len() >= IPV6_HEADER_LEN + 4 && ip[6] == PROTOCOL_TCP => {
-            let src = [read_u64(ip, 8), read_u64(ip, 16)];
-            let dst = [read_u64(ip, 24), read_u64(ip, 32)];
-            Some(FlowKey::v6(dst, src, read_u16(ip, 42), read_u16(ip, 40)))
-        }
-        _ => None,
-    }
-}
-
 /// The headers of a plain frame: Ethernet, IPv4, TCP without options.
 const PLAIN_HEADERS: usize = ETHERNET_HEADER_LEN + IPV4_HEADER_LEN + TCP_HEADER_LEN;
 
-/// Recognises a plain frame, the most common kind: a valid TCP segment with a verified checksum in an
-/// unfragmented IPv4 packet without options, to our station, without a VLAN tag. Returns the length of the
-/// Ethernet header and the packet; `None`: some other frame, or an invalid one.
-#[inline(always)]
-pub fn plain_frame_end<B: RecvBuf>(
-    link: &LinkIdentity,
-    buffer: &B,
-    checksum: RxChecksum,
-) -> Option<usize> {
-    // A slice of constant length needs no bounds check per read.
-    let headers = buffer.chunk().first_chunk::<PLAIN_HEADERS>()?;
-    let end = ETHERNET_HEADER_LEN + usize::from(read_u16(headers, 16));
-    let is_plain = checksum == RxChecksum::Good
-        && headers[..6] == link.mac
-        && link.vlan.is_none()
-        && headers[6] & 1 == 0
-        && read_u16(headers, 12) == ETHERTYPE_IPV4
-        && headers[14] == IPV4_PLAIN_FIRST_BYTE
-        && read_u16(headers, 20) & IPV4_FRAGMENT_MASK == 0
-        && headers[23] == PROTOCOL_TCP
-        && end >= PLAIN_HEADERS
-        && end <= buffer.remaining();
-    is_plain.then_some(end)
+/// What one look at the headers of a TCP segment's frame tells, before its connection is known.
+///
+/// A plain frame is the most common kind: a valid TCP segment with a verified checksum in an unfragmented
+/// IPv4 packet without options, to our station, without a VLAN tag. Its headers are not read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHead {
+    /// The flow. Of a frame that is not plain, it is unchecked: good for a prefetch only.
+    pub key: FlowKey,
+    /// A plain frame is marked Congestion Experienced (RFC 3168 section 5).
+    pub ce: bool,
+    /// Length of a plain frame's Ethernet header and packet; 0: the frame is not plain.
+    plain_end: u32,
 }
 
-/// Strips a [plain frame](plain_frame_end) to its TCP segment. Returns the fields of
-/// [`FrameContent::Tcp`] and fills in `origin`.
-#[inline(always)]
-pub fn strip_plain_frame<B: RecvBuf>(
-    buffer: &mut B,
-    end: usize,
-    origin: &mut FrameOrigin,
-) -> (FlowKey, bool) {
-    const STRIPPED: usize = ETHERNET_HEADER_LEN + IPV4_HEADER_LEN;
-    let (mut key, mut ce) = (FlowKey::default(), false);
-    if let Some(headers) = buffer.chunk().first_chunk::<PLAIN_HEADERS>() {
-        origin.src_mac.copy_from_slice(&headers[6..12]);
-        ce = headers[15] & ECN_CE == ECN_CE;
-        key = FlowKey::v4(
-            read_u32(headers, 30),
-            read_u32(headers, 26),
-            read_u16(headers, 36),
-            read_u16(headers, 34),
-        );
+impl FrameHead {
+    /// Reads the head of a frame to a device with the identity `link`. `None`: not TCP, or TCP after IP
+    /// options or extension headers.
+    #[inline(always)]
+    pub fn read<B: RecvBuf>(
+        link: &LinkIdentity,
+        buffer: &B,
+        checksum: RxChecksum,
+    ) -> Option<FrameHead> {
+        // A slice of constant length needs no bounds check per read.
+        let Some(headers) = buffer.chunk().first_chunk::<PLAIN_HEADERS>() else {
+            return None;
+        };
+        let is_plain_tcp = read_u16(headers, 12) == ETHERTYPE_IPV4
+            && headers[14] == IPV4_PLAIN_FIRST_BYTE
+            && headers[23] == PROTOCOL_TCP;
+        if !is_plain_tcp {
+            return Self::read_other(link, buffer.chunk());
+        }
+        let end = ETHERNET_HEADER_LEN + usize::from(read_u16(headers, 16));
+        let is_plain = checksum == RxChecksum::Good
+            && headers[..6] == link.mac
+            && link.vlan.is_none()
+            && headers[6] & 1 == 0
+            && read_u16(headers, 20) & IPV4_FRAGMENT_MASK == 0
+            && end >= PLAIN_HEADERS
+            && end <= buffer.remaining();
+        Some(FrameHead {
+            key: FlowKey::v4(
+                read_u32(headers, 30),
+                read_u32(headers, 26),
+                read_u16(headers, 36),
+                read_u16(headers, 34),
+            ),
+            ce: headers[15] & ECN_CE == ECN_CE,
+            plain_end: if is_plain { end as u32 } else { 0 },
+        })
     }
-    origin.stripped = STRIPPED as u16;
-    if end < buffer.remaining() {
-        buffer.truncate(end);
+
+    /// Reads the flow of a frame with a VLAN tag or an IPv6 packet.
+    #[inline]
+    fn read_other(link: &LinkIdentity, frame: &[u8]) -> Option<FrameHead> {
+        let mut l2 = ETHERNET_HEADER_LEN;
+        if link.vlan.is_some() {
+            if read_u16(frame, 12) != ETHERTYPE_VLAN {
+                return None;
+            }
+            l2 = TAGGED_HEADER_LEN;
+        }
+        let ip = &frame[l2..];
+        let key = match read_u16(frame, l2 - 2) {
+            ETHERTYPE_IPV4 if ip[0] == IPV4_PLAIN_FIRST_BYTE && ip[9] == PROTOCOL_TCP => {
+                let (src, dst) = (read_u32(ip, 12), read_u32(ip, 16));
+                FlowKey::v4(dst, src, read_u16(ip, 22), read_u16(ip, 20))
+            }
+            ETHERTYPE_IPV6 if ip.len() >= IPV6_HEADER_LEN + 4 && ip[6] == PROTOCOL_TCP => {
+                let src = [read_u64(ip, 8), read_u64(ip, 16)];
+                let dst = [read_u64(ip, 24), read_u64(ip, 32)];
+                FlowKey::v6(dst, src, read_u16(ip, 42), read_u16(ip, 40))
+            }
+            _ => return None,
+        };
+        Some(FrameHead {
+            key,
+            ce: false,
+            plain_end: 0,
+        })
     }
-    buffer.advance(STRIPPED);
-    (key, ce)
+
+    /// Returns whether the frame is plain; any other has to pass [`classify_frame`].
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        self.plain_end != 0
+    }
+
+    /// Strips a plain frame to its TCP segment, and fills in `origin`.
+    #[inline(always)]
+    pub fn strip<B: RecvBuf>(&self, buffer: &mut B, origin: &mut FrameOrigin) {
+        const STRIPPED: usize = ETHERNET_HEADER_LEN + IPV4_HEADER_LEN;
+        if let Some(headers) = buffer.chunk().first_chunk::<PLAIN_HEADERS>() {
+            origin.src_mac.copy_from_slice(&headers[6..12]);
+        }
+        origin.stripped = STRIPPED as u16;
+        let end = self.plain_end as usize;
+        if end < buffer.remaining() {
+            buffer.truncate(end);
+        }
+        buffer.advance(STRIPPED);
+    }
 }
 
 /// Checks the headers of a frame, strips them, and identifies the content. `None`: dropped and counted.
-/// Fills in `origin`. For a [plain frame](plain_frame_end), [`strip_plain_frame`] is faster.
+/// Fills in `origin`. For a [plain frame](FrameHead), [`FrameHead::strip`] is faster.
 ///
 /// Why it is fast: headers are read where they are, each field once; `advance` and `truncate` only move
 /// the ends of the buffer.
