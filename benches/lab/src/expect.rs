@@ -29,6 +29,9 @@ pub struct Expected {
     /// Id of a case, with `/NAME=VALUE` if it is about one instance.
     pub case: String,
     pub verdict: Verdict,
+    /// How often it was seen, such as `2 of 3`, where the other runs passed: the verdict depends on chance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<String>,
     pub reason: String,
     pub evidence: Evidence,
 }
@@ -65,11 +68,11 @@ impl Peer {
 
     /// Difference to the expectation: `None` if the outcome is no news.
     pub fn news(&self, outcome: &Outcome) -> Option<String> {
-        let expected = self
-            .entry(&outcome.name())
-            .map_or(Verdict::Pass, |e| e.verdict);
-        let same = expected == outcome.verdict
-            || expected == Verdict::Pass && outcome.verdict == Verdict::Recorded;
+        let entry = self.entry(&outcome.name());
+        let expected = entry.map_or(Verdict::Pass, |e| e.verdict);
+        let may_pass = entry.is_none_or(|e| e.verdict == Verdict::Pass || e.seen.is_some());
+        let passed = matches!(outcome.verdict, Verdict::Pass | Verdict::Recorded);
+        let same = expected == outcome.verdict || may_pass && passed;
         (!same).then(|| {
             format!(
                 "expected {}, is {}",

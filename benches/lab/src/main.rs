@@ -87,6 +87,9 @@ enum Command {
         /// Peer file whose head is kept: name, settings
         #[arg(long)]
         from: PathBuf,
+        /// Folder of another run of some of its cases, to say how often a verdict was seen
+        #[arg(long)]
+        again: Vec<PathBuf>,
     },
     /// Print siwd's conformance, case by case, from a run of all cases, in Markdown
     Conformance {
@@ -311,7 +314,11 @@ fn main() -> ExitCode {
             say!("{table}");
             true
         }),
-        Command::Peer { folder, from } => peer_file(&folder, &from),
+        Command::Peer {
+            folder,
+            from,
+            again,
+        } => peer_file(&folder, &from, &again),
         Command::Conformance { folder } => conformance_of(&folder),
         Command::Mutants(wanted) => judge_mutants(&wanted),
         Command::Mutate { folder, source } => mutate::patches()
@@ -852,9 +859,13 @@ fn compare_runs(before: &Path, after: &Path) -> Result<bool> {
     Ok(!comparison.worse)
 }
 
-fn peer_file(folder: &Path, from: &Path) -> Result<bool> {
+fn peer_file(folder: &Path, from: &Path, again: &[PathBuf]) -> Result<bool> {
     let peer = Peer::read(from, &built_in()?)?;
-    say!("{}", Record::read(folder)?.peer_file(peer)?);
+    let again: Vec<_> = again
+        .iter()
+        .map(|folder| Record::read(folder))
+        .collect::<Result<_>>()?;
+    say!("{}", Record::read(folder)?.peer_file(peer, &again)?);
     Ok(true)
 }
 

@@ -66,24 +66,20 @@ impl Record {
         Ok((row.verdict, reason.clone()))
     }
 
-    /// Peer file with the verdicts of this run other than pass. The reasons are those of the run's peer file,
-    /// else those of the lab; `peer` gives the rest.
-    pub fn peer_file(&self, mut peer: Peer) -> Result<String> {
+    /// Peer file with the verdicts of this run other than pass; for an instance that `again` has too, how often they
+    /// were seen. The reasons are those of the run's peer file, else those of the lab; `peer` gives the rest.
+    pub fn peer_file(&self, mut peer: Peer, again: &[Record]) -> Result<String> {
         peer.expect.clear();
         for rows in self.results.chunk_by(|a, b| a.case == b.case) {
-            let bad = |row: &&Row| row.verdict > Verdict::Recorded;
-            let is_one = rows.iter().all(|row| row.verdict == rows[0].verdict);
-            for row in rows.iter().filter(bad) {
-                peer.expect.push(Expected {
-                    case: if is_one { &row.case } else { &row.name }.clone(),
-                    verdict: row.verdict,
-                    reason: row.known.as_ref().unwrap_or(&row.reason).clone(),
-                    evidence: Evidence::Seen,
-                });
-                if is_one {
-                    break;
+            let mut found: Vec<_> = rows.iter().map(|row| expected_of(row, again)).collect();
+            let told = |e: &Option<Expected>| e.as_ref().map(|e| (e.verdict, e.seen.clone()));
+            if found.iter().all(|e| told(e) == told(&found[0])) {
+                found.truncate(1);
+                if let Some(Some(first)) = found.first_mut() {
+                    first.case.clone_from(&rows[0].case);
                 }
             }
+            peer.expect.extend(found.into_iter().flatten());
         }
         Ok(toml::to_string(&peer)?)
     }
@@ -97,6 +93,29 @@ impl Record {
             .or(settings.via.as_deref())
             .unwrap_or("target")
     }
+}
+
+/// What a peer file says of an instance: the most frequent verdict of all runs other than pass. `None`: it passed in
+/// each of them.
+fn expected_of(row: &Row, again: &[Record]) -> Option<Expected> {
+    let others = again.iter().flat_map(|record| &record.results);
+    let others = others.filter(|other| other.name == row.name);
+    let all: Vec<&Row> = std::iter::once(row).chain(others).collect();
+    let bad: Vec<&Row> = all
+        .iter()
+        .copied()
+        .filter(|row| row.verdict > Verdict::Recorded)
+        .collect();
+    let count = |verdict| bad.iter().filter(|row| row.verdict == verdict).count();
+    // Of verdicts that are as frequent, the one of the first run.
+    let row = bad.iter().rev().max_by_key(|row| count(row.verdict))?;
+    Some(Expected {
+        case: row.name.clone(),
+        verdict: row.verdict,
+        seen: (bad.len() < all.len()).then(|| format!("{} of {}", bad.len(), all.len())),
+        reason: row.known.as_ref().unwrap_or(&row.reason).clone(),
+        evidence: Evidence::Seen,
+    })
 }
 
 /// Differences between two runs.

@@ -59,6 +59,46 @@ fn a_capture_is_judged_by_the_rules_for_senders() {
 }
 
 #[test]
+fn a_peer_file_says_how_often_a_verdict_was_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |rest: &str| {
+        lab(
+            folder.path(),
+            &format!("run --via reference --seed 5 --case RD-01 {rest}"),
+        )
+    };
+    let peer_of = |rest: &str| {
+        let said = ends(
+            &lab(folder.path(), &format!("peer {rest} --from head.toml")),
+            0,
+        );
+        std::fs::write(folder.path().join("peer.toml"), &said).unwrap();
+        said
+    };
+    let (wrong, right) = (
+        "--lie read-wrong-sink --expect peer.toml",
+        "--expect peer.toml",
+    );
+    std::fs::write(
+        folder.path().join("head.toml"),
+        "peer = \"one of chance\"\n",
+    )
+    .unwrap();
+    ends(&run("--lie read-wrong-sink --output wrong"), 1);
+    ends(&run("--output right"), 0);
+
+    let said = peer_of("wrong --again right --again right");
+    assert!(said.contains("seen = \"1 of 3\""), "{said}");
+    ends(&run(&format!("{wrong} --output a")), 0);
+    ends(&run(&format!("{right} --output b")), 0);
+    // A verdict that does not depend on chance is news when it is better, too.
+    let said = peer_of("wrong --again wrong");
+    assert!(!said.contains("seen"), "{said}");
+    ends(&run(&format!("{wrong} --output c")), 0);
+    ends(&run(&format!("{right} --output d")), 1);
+}
+
+#[test]
 fn tshark_decodes_the_same_messages() {
     if Command::new("tshark").arg("--version").output().is_err() {
         println!("skipped: no tshark");
