@@ -219,10 +219,36 @@ impl Decider {
 #[derive(Debug)]
 struct Entry {
     fault: usize,
-    /// Time since the start of the program at which it happens next; None: not any more.
-    next: Option<Duration>,
+    /// Time since the start of the program at which it happens next, with the number that it has drawn; None: not any
+    /// more.
+    next: Option<(Duration, u64)>,
     happened: u64,
     random: Random,
+}
+
+/// Most times in a row at which a fault does not happen by its probability.
+const MOST_MISSES: u32 = 1_000_000;
+
+impl Entry {
+    /// Finds the first time from `time` on at which the fault happens.
+    fn advance(&mut self, fault: &Fault, mut time: Duration) {
+        let trigger = &fault.trigger;
+        self.next = None;
+        if trigger.count.is_some_and(|count| self.happened >= count) {
+            return;
+        }
+        for _ in 0..MOST_MISSES {
+            let (share, drawn) = (self.random.share(), self.random.next());
+            if share < trigger.probability {
+                self.next = Some((time, drawn));
+                return;
+            }
+            match trigger.repeat {
+                Some(pause) => time += pause,
+                None => return,
+            }
+        }
+    }
 }
 
 /// The faults of a context that happen at a time.
@@ -241,11 +267,15 @@ impl Timetable {
         };
         let all = plan.faults.iter().enumerate();
         let meant = all.filter(|(_, fault)| fault.is_timed() && target.is_aimed_at(fault));
-        let entries = meant.map(|(index, fault)| Entry {
-            fault: index,
-            next: Some(fault.trigger.after),
-            happened: 0,
-            random: Random::derive(plan.seed, &[index as u64, Scope::Context as u64, ordinal]),
+        let entries = meant.map(|(index, fault)| {
+            let mut entry = Entry {
+                fault: index,
+                next: None,
+                happened: 0,
+                random: Random::derive(plan.seed, &[index as u64, Scope::Context as u64, ordinal]),
+            };
+            entry.advance(fault, fault.trigger.after);
+            entry
         });
         Timetable {
             entries: entries.collect(),
@@ -254,7 +284,8 @@ impl Timetable {
 
     /// Time since the start of the program at which the next fault happens.
     pub fn next(&self) -> Option<Duration> {
-        self.entries.iter().filter_map(|entry| entry.next).min()
+        let times = self.entries.iter().filter_map(|entry| entry.next);
+        times.map(|(time, _)| time).min()
     }
 
     /// Takes the faults that have happened `elapsed` after the start of the program, in the order of their
@@ -263,20 +294,18 @@ impl Timetable {
         let mut due = Vec::new();
         for entry in &mut self.entries {
             let fault = &plan.faults[entry.fault];
-            let trigger = &fault.trigger;
-            while let Some(time) = entry.next.filter(|time| *time <= elapsed) {
-                let (share, drawn) = (entry.random.share(), entry.random.next());
-                if share < trigger.probability {
-                    entry.happened += 1;
-                    let hit = Hit {
-                        fault: entry.fault,
-                        kind: fault.kind.clone(),
-                        drawn,
-                    };
-                    due.push((time, hit));
+            while let Some((time, drawn)) = entry.next.filter(|(time, _)| *time <= elapsed) {
+                entry.happened += 1;
+                let hit = Hit {
+                    fault: entry.fault,
+                    kind: fault.kind.clone(),
+                    drawn,
+                };
+                due.push((time, hit));
+                match fault.trigger.repeat {
+                    Some(pause) => entry.advance(fault, time + pause),
+                    None => entry.next = None,
                 }
-                let is_left = trigger.count.is_none_or(|count| entry.happened < count);
-                entry.next = trigger.repeat.filter(|_| is_left).map(|pause| time + pause);
             }
         }
         due.sort_by_key(|(time, _)| *time);
@@ -417,5 +446,21 @@ mod tests {
         let post = Site::ContextPost;
         assert!(calls.decide(&plan, post, Duration::ZERO).is_empty());
         assert_eq!(calls.decide(&plan, post, Duration::ZERO)[0].fault, 2);
+    }
+
+    #[test]
+    fn the_time_of_the_next_event_is_one_at_which_it_happens() {
+        let event = "[[fault]]\nkind = \"event\"\nevent = \"GID_CHANGE\"\nrepeat = \"1ms\"\n";
+        let never = plan(&format!("{event}probability = 0\n"));
+        assert_eq!(Timetable::of_context(&never, "siw0", 1).next(), None);
+        let plan = plan(&format!("{event}probability = 0.1\ncount = 50\n"));
+        let mut table = Timetable::of_context(&plan, "siw0", 1);
+        let mut times = Vec::new();
+        while let Some(time) = table.next() {
+            assert_eq!(table.take_due(&plan, time).len(), 1);
+            times.push(time.as_millis());
+        }
+        assert_eq!(times.len(), 50);
+        assert!((250..1000).contains(times.last().unwrap()), "{times:?}");
     }
 }

@@ -4,6 +4,7 @@
  */
 #include "connect.h"
 
+#include <poll.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -104,6 +105,14 @@ static enum ibv_wc_status take_status(int end)
 		expect(seconds() < until, "a completion in 20 s");
 	expect(got == 1, "ibv_poll_cq");
 	return wc.status;
+}
+
+/* Waits until a descriptor of events is readable: then there is an event. */
+static void await_readable(int fd)
+{
+	struct pollfd waited = { .fd = fd, .events = POLLIN };
+
+	expect(poll(&waited, 1, 5000) == 1, "an event in 5 s");
 }
 
 static void *create(const char *object)
@@ -219,6 +228,7 @@ static void test_sleep(void)
 		struct ibv_cq *cq;
 		void *cookie;
 
+		await_readable(channel->fd);
 		expect(!ibv_get_cq_event(channel, &cq, &cookie) && cq == cqs[0], "ibv_get_cq_event");
 		ibv_ack_cq_events(cq, 1);
 		events++;
@@ -245,6 +255,7 @@ static void test_events(void)
 	for (n = 0; n < 3; n++) {
 		struct ibv_async_event event;
 
+		await_readable(context->async_fd);
 		expect(!ibv_get_async_event(context, &event), "ibv_get_async_event");
 		seen[0] += event.event_type == IBV_EVENT_QP_FATAL &&
 			   (event.element.qp == qps[0] || event.element.qp == qps[1]);

@@ -3,6 +3,7 @@
 
 use super::context::{ContextObject, is_inherited};
 use super::cq::CqObject;
+use super::faulty::Pending;
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::alarm::Alarm;
 use crate::descriptor::EventDescriptor;
@@ -177,7 +178,9 @@ impl SharedChannel {
         }
     }
 
-    /// The cookie of a queue that is armed and has a completion which the plan has held back.
+    /// When the time of a held back completion has come: the cookie of an armed queue with such a completion. Without
+    /// one, that of any armed queue, which gets an event too many: the descriptor was readable, and the program must
+    /// not wait.
     #[cold]
     fn take_held_event(&self) -> Option<u64> {
         let alarm = self.alarm.as_ref()?;
@@ -187,23 +190,28 @@ impl SharedChannel {
         }
         alarm.set(None);
         let queues = self.lock_queues();
+        let (mut due, mut armed) = (Vec::new(), None);
         for (cookie, queue) in &queues.by_cookie {
             // SAFETY: queues in the table exist; `destroy_cq` takes the table's lock before it frees one.
             let queue = unsafe { &*queue.0 };
-            if let Some(due) = queue.context().release_withheld(now) {
-                alarm.set_no_later(due);
+            if let Some(time) = queue.context().release_withheld(now) {
+                alarm.set_no_later(time);
             }
-            match queue.faults().map(|faults| faults.take_event(now)) {
-                Some(Ok(())) => {
-                    // Other queues may have events, too.
-                    alarm.set_no_later(now);
-                    return Some(*cookie);
-                }
-                Some(Err(Some(due))) => alarm.set_no_later(due),
-                Some(Err(None)) | None => {}
+            match queue.faults().and_then(|faults| faults.pending(now)) {
+                Some(Pending::Completion) => due.push((*cookie, queue)),
+                Some(Pending::At(time)) => alarm.set_no_later(time),
+                Some(Pending::Nothing) => armed = Some((*cookie, queue)),
+                None => {}
             }
         }
-        None
+        if due.len() > 1 {
+            alarm.set_no_later(now);
+        }
+        let (cookie, queue) = due.first().copied().or(armed)?;
+        if let Some(faults) = queue.faults() {
+            faults.disarm();
+        }
+        Some(cookie)
     }
 
     fn is_destroyed(&self) -> bool {
@@ -354,7 +362,7 @@ pub unsafe fn get_cq_event(
         let queue = unsafe { &*found.0 };
         queue.events.deliver();
         if let Some(faults) = queue.faults() {
-            faults.on_event();
+            faults.disarm();
         }
         // SAFETY: two pointers to write.
         unsafe {

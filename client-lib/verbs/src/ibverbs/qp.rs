@@ -234,6 +234,9 @@ unsafe fn create(
     });
     let number = queue_pair.qp.qp_num();
     context.objects().qps.insert(number, queue_pair.as_abi());
+    if let Some(faults) = context.faults() {
+        faults.on_new_object(context);
+    }
     Ok(queue_pair)
 }
 

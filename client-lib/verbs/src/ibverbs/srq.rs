@@ -88,6 +88,9 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut 
             .objects()
             .srqs
             .insert(queue.srq.srq_id(), queue.as_abi());
+        if let Some(faults) = context.faults() {
+            faults.on_new_object(context);
+        }
         Ok(queue)
     });
     pointer_of("ibv_create_srq", created).cast()

@@ -53,9 +53,11 @@ impl LateEvents {
     /// Takes out the events of an identifier.
     pub fn take_of(&self, owner: RegisteredId) -> Vec<(Instant, QueuedEvent)> {
         let mut events = self.events.lock_or_end_call();
-        events
-            .extract_if(.., |(_, event)| event.owner() == owner)
-            .collect()
+        let of_owner = events.extract_if(.., |(_, event)| event.owner() == owner);
+        let taken = of_owner.collect();
+        // The descriptor is readable only when there is an event.
+        self.alarm.set(events.iter().map(|(time, _)| *time).min());
+        taken
     }
 }
 

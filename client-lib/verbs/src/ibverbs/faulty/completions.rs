@@ -191,23 +191,30 @@ impl CqFaults {
         state.held.retain(|held| held.completion.qp_num != qp_num);
     }
 
-    /// Takes the event of an armed queue that has completions for the program. Otherwise returns the time at which
-    /// it is going to have one.
-    pub fn take_event(&self, now: Instant) -> Result<(), Option<Instant>> {
-        let mut state = self.0.lock_or_end_call();
-        match state.next_due(now).filter(|_| state.is_armed) {
-            Some(due) if due <= now => {
-                state.is_armed = false;
-                Ok(())
-            }
-            due => Err(due),
-        }
+    /// What an armed queue has for the program; None if it is not armed.
+    pub fn pending(&self, now: Instant) -> Option<Pending> {
+        let state = self.0.lock_or_end_call();
+        state.is_armed.then(|| match state.next_due(now) {
+            Some(due) if due <= now => Pending::Completion,
+            Some(due) => Pending::At(due),
+            None => Pending::Nothing,
+        })
     }
 
-    /// Notes that the program gets an event of the daemon.
-    pub fn on_event(&self) {
+    /// Notes that the program gets an event.
+    pub fn disarm(&self) {
         self.0.lock_or_end_call().is_armed = false;
     }
+}
+
+/// What an armed completion queue has for the program.
+pub enum Pending {
+    /// A completion that was held back and may be polled.
+    Completion,
+    /// A completion that may be polled from a time on.
+    At(Instant),
+    /// None that was held back.
+    Nothing,
 }
 
 /// Overruns the queue, with the effects that [`on_overrun`] has.

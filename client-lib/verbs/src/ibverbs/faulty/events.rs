@@ -11,7 +11,7 @@ use siw_faults::{AsyncEvent as Wanted, Decider, Hit, Kind, Scope, Site, Timetabl
 use siw_shm::control::EVERY_DEVICE;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Faults of a context.
 pub struct ContextFaults {
@@ -32,9 +32,6 @@ struct State {
     /// Events that the program has not taken.
     raised: VecDeque<AsyncEvent>,
 }
-
-/// Time after which an event looks for its object again.
-const RETRY: Duration = Duration::from_millis(10);
 
 static LAST_CONTEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -91,11 +88,7 @@ impl ContextFaults {
     fn set_alarm(&self, state: &State, now: Instant) {
         self.alarm.set(match state.raised.is_empty() {
             false => Some(now),
-            true => {
-                let retry = (!state.early.is_empty()).then(|| now + RETRY);
-                let timed = state.timetable.next().map(|time| plan().at(time));
-                [retry, timed].into_iter().flatten().min()
-            }
+            true => state.timetable.next().map(|time| plan().at(time)),
         });
     }
 
@@ -106,12 +99,17 @@ impl ContextFaults {
         }
         let plan = plan();
         let mut state = self.state.lock_or_end_call();
-        let mut due = std::mem::take(&mut state.early);
-        due.extend(state.timetable.take_due(plan.plan(), plan.elapsed()));
+        let due = state.timetable.take_due(plan.plan(), plan.elapsed());
         drop(state);
         self.let_happen(context, due);
         let state = self.state.lock_or_end_call();
         self.set_alarm(&state, now);
+    }
+
+    /// Lets the events happen that have waited for an object.
+    pub fn on_new_object(&self, context: &ContextObject) {
+        let early = std::mem::take(&mut self.state.lock_or_end_call().early);
+        self.let_happen(context, early);
     }
 
     /// Counts a post to a send queue of the context.
@@ -144,11 +142,7 @@ impl ContextFaults {
                         reason,
                     });
                 }
-                None => {
-                    let mut state = self.state.lock_or_end_call();
-                    state.early.push(hit);
-                    self.alarm.set_no_later(Instant::now() + RETRY);
-                }
+                None => self.state.lock_or_end_call().early.push(hit),
             }
         }
     }

@@ -11,7 +11,7 @@ mod completions;
 mod events;
 mod posting;
 
-pub use completions::CqFaults;
+pub use completions::{CqFaults, Pending};
 pub use events::ContextFaults;
 pub use posting::{QpFaults, SrqFaults};
 
