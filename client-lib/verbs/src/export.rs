@@ -17,6 +17,7 @@
 //! that changed it. A function whose node is `private` is in all of them; those of the newer releases
 //! only add functions.
 
+use crate::faults::load_plan;
 use crate::status::{begin_call, end_call, read_environment, set_errno};
 
 /// See the module documentation.
@@ -209,6 +210,7 @@ extern "C" fn on_load() {
     contain_quietly(|| {
         siw::watch_forks();
         read_environment();
+        load_plan();
     });
 }
 

@@ -12,6 +12,7 @@
 //! | `memory_calls.rs` | overrides madvise(2) and mremap(2) |
 //! | `waiting.rs` | calls that wait: signals and cancellation |
 //! | `per_process.rs` | state that a child of fork(2) does not share |
+//! | `faults.rs`, `ibverbs/faulty/`, `alarm.rs` | faults of the plan that `siwrun --faults` gives |
 //! | `persona.rs` | the kind of device that the program sees |
 //! | `mirror.rs` | addresses of devices, for the library that `siwrun` preloads |
 //!
@@ -23,8 +24,10 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod abi;
+mod alarm;
 mod descriptor;
 mod export;
+mod faults;
 mod ibverbs;
 mod mark;
 mod memory_calls;

@@ -16,7 +16,7 @@ pub fn set_errno(errno: c_int) {
 /// Logging of failed calls is enabled (`SIW_VERBS_LOG=1`, or `siwrun --verbose`). Allocates nothing:
 /// the first call may be a madvise(2) of an allocator that starts and holds its locks.
 #[inline]
-fn logs_failures() -> bool {
+pub fn logs_failures() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
     *WANTED.get_or_init(|| {
         // SAFETY: a name that ends with zero; the value ends with zero and is read at once.

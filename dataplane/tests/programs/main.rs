@@ -12,6 +12,7 @@ mod datagram_programs;
 mod doctor;
 mod documented_commands;
 mod ending_programs;
+mod fault_plans;
 mod iser_programs;
 mod killed_programs;
 mod libfabric_programs;

@@ -9,6 +9,7 @@ use super::qp::QpObject;
 use crate::abi::*;
 use crate::status::{fail_errno, fail_with, null_with, pointer_of, set_errno};
 use siw::{Ah, AhAttr, Error, GRH_LEN, Persona};
+use siw_faults::Object;
 use siw_shm::device_identity::gid_of_ip;
 use siw_shm::persona::{first_ipv4, ip_of_lid};
 use std::ffi::c_int;
@@ -128,6 +129,9 @@ unsafe fn create(pd: *mut ibv_pd, path: &ibv_ah_attr) -> Result<Box<AhObject>, E
         let domain = PdObject::from_abi(pd);
         (domain, ContextObject::from_abi(domain.context()))
     };
+    if let Some(errno) = domain.creation_fault(Object::Ah) {
+        return Err(std::io::Error::from_raw_os_error(errno).into());
+    }
     let pair = AddressPair::of_vector(context, path)?;
     if pair.local.is_ipv4() != pair.peer.is_ipv4() {
         return Err(Error::Invalid(

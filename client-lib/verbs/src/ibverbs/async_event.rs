@@ -85,9 +85,13 @@ pub unsafe fn get_async_event(
     };
     let interrupted = call.check_interrupted();
     loop {
-        let got = match object.shared_events() {
-            Some(events) => events.take(&client),
-            None => {
+        let injected = object
+            .faults()
+            .and_then(|faults| faults.take_raised(object));
+        let got = match (injected, object.shared_events()) {
+            (Some(event), _) => Ok(event),
+            (None, Some(events)) => events.take(&client),
+            (None, None) => {
                 let got = client.get_async_event(Some(Duration::ZERO));
                 got.inspect(|event| log_failure("asynchronous event", &event.reason))
             }
@@ -101,9 +105,11 @@ pub unsafe fn get_async_event(
             }
             Err(Error::Timeout) => {
                 let descriptor = object.async_descriptor();
-                let source = match object.shared_events() {
-                    Some(_) => descriptor.check_open().map(|()| descriptor.number()),
-                    None => Ok(client.async_fd().as_raw_fd()),
+                // Those of other sources than the daemon make only the descriptor readable.
+                let has_others = object.shared_events().is_some() || object.faults().is_some();
+                let source = match has_others {
+                    true => descriptor.check_open().map(|()| descriptor.number()),
+                    false => Ok(client.async_fd().as_raw_fd()),
                 };
                 match (source, interrupted) {
                     _ if descriptor.is_nonblocking() => set_errno(libc::EAGAIN),

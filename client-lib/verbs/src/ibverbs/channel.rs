@@ -3,7 +3,9 @@
 
 use super::context::{ContextObject, is_inherited};
 use super::cq::CqObject;
+use super::faulty::Pending;
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
+use crate::alarm::Alarm;
 use crate::descriptor::EventDescriptor;
 use crate::status::{errno_of, pointer_of, set_errno, wake_interval};
 use crate::waiting::{Call, Held};
@@ -31,6 +33,8 @@ pub struct ChannelObject {
 pub struct SharedChannel {
     channel: Arc<CompletionChannel>,
     descriptor: EventDescriptor,
+    /// Makes the descriptor readable when a completion that the plan holds back may be polled; None without a plan.
+    alarm: Option<Alarm>,
     queues: ProcessMutex<ChannelQueues>,
     /// The program has destroyed the channel, perhaps while a thread waits.
     is_destroyed: AtomicBool,
@@ -167,6 +171,49 @@ impl SharedChannel {
         Some(next)
     }
 
+    /// Wakes a thread that waits for an event at that time, for completions that the plan holds back.
+    pub fn wake_at(&self, time: Instant) {
+        if let Some(alarm) = &self.alarm {
+            alarm.set_no_later(time);
+        }
+    }
+
+    /// When the time of a held back completion has come: the cookie of an armed queue with such a completion. Without
+    /// one, that of any armed queue, which gets an event too many: the descriptor was readable, and the program must
+    /// not wait.
+    #[cold]
+    fn take_held_event(&self) -> Option<u64> {
+        let alarm = self.alarm.as_ref()?;
+        let now = Instant::now();
+        if !alarm.is_due(now) {
+            return None;
+        }
+        alarm.set(None);
+        let queues = self.lock_queues();
+        let (mut due, mut armed) = (Vec::new(), None);
+        for (cookie, queue) in &queues.by_cookie {
+            // SAFETY: queues in the table exist; `destroy_cq` takes the table's lock before it frees one.
+            let queue = unsafe { &*queue.0 };
+            if let Some(time) = queue.context().release_withheld(now) {
+                alarm.set_no_later(time);
+            }
+            match queue.faults().and_then(|faults| faults.pending(now)) {
+                Some(Pending::Completion) => due.push((*cookie, queue)),
+                Some(Pending::At(time)) => alarm.set_no_later(time),
+                Some(Pending::Nothing) => armed = Some((*cookie, queue)),
+                None => {}
+            }
+        }
+        if due.len() > 1 {
+            alarm.set_no_later(now);
+        }
+        let (cookie, queue) = due.first().copied().or(armed)?;
+        if let Some(faults) = queue.faults() {
+            faults.disarm();
+        }
+        Some(cookie)
+    }
+
     fn is_destroyed(&self) -> bool {
         self.is_destroyed.load(Ordering::Acquire)
     }
@@ -181,7 +228,10 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
     // SAFETY: a context of this library.
     let object = unsafe { ContextObject::from_abi(context) };
     let channel = CompletionChannel::new(object.client()).and_then(|channel| {
-        let descriptor = EventDescriptor::new(&[channel.as_fd()])?;
+        let alarm = object.faults().map(|_| Alarm::new()).transpose()?;
+        let sources = [channel.as_fd()].into_iter();
+        let sources = sources.chain(alarm.as_ref().map(AsFd::as_fd));
+        let descriptor = EventDescriptor::new(&sources.collect::<Vec<_>>())?;
         object.hold();
         Ok(Box::new(ChannelObject {
             abi: ibv_comp_channel {
@@ -192,6 +242,7 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
             shared: Arc::new(SharedChannel {
                 channel,
                 descriptor,
+                alarm,
                 queues: ProcessMutex::default(),
                 is_destroyed: AtomicBool::new(false),
             }),
@@ -258,7 +309,7 @@ pub unsafe fn get_cq_event(
     loop {
         let chosen = match object.take_event() {
             Err(Errno::AGAIN) if is_woken => object.next_cookie_in_turn(),
-            Err(Errno::AGAIN) => None,
+            Err(Errno::AGAIN) => object.take_held_event(),
             Ok((cookie, 8)) => Some(u64::from_ne_bytes(cookie)),
             Ok(_) if object.is_destroyed() => {
                 set_errno(libc::EIO);
@@ -286,12 +337,16 @@ pub unsafe fn get_cq_event(
             } else if let Err(errno) = interrupted {
                 set_errno(errno);
             } else {
-                let stream = object.channel.as_fd().as_raw_fd();
+                let stream = match &object.alarm {
+                    None => object.channel.as_fd().as_raw_fd(),
+                    Some(_) => object.descriptor.number(),
+                };
                 let held = Held::Channel(object.clone());
                 match interval {
-                    None => call.wait_for_data(stream, held),
-                    Some(interval) => {
-                        let deadline = Instant::now().checked_add(interval);
+                    None if object.alarm.is_none() => call.wait_for_data(stream, held),
+                    interval => {
+                        let deadline =
+                            interval.and_then(|interval| Instant::now().checked_add(interval));
                         call.wait_for_descriptors(&[stream], deadline, false, held);
                     }
                 }
@@ -306,6 +361,9 @@ pub unsafe fn get_cq_event(
         // queue, and afterwards waits for the event to be acknowledged.
         let queue = unsafe { &*found.0 };
         queue.events.deliver();
+        if let Some(faults) = queue.faults() {
+            faults.disarm();
+        }
         // SAFETY: two pointers to write.
         unsafe {
             cq.write(queue.as_abi());

@@ -2,6 +2,7 @@
 //! made on it.
 
 use super::device::DeviceObject;
+use super::faulty::ContextFaults;
 use super::objects::Objects;
 use super::shared_events::SharedEvents;
 use crate::abi::{LATER_FIELDS, LaterFields, ibv_context, verbs_context};
@@ -22,6 +23,8 @@ pub struct ContextObject {
     async_events: AsyncEvents,
     objects: Objects,
     async_state: Arc<AsyncState>,
+    /// Faults of the plan, if there is one.
+    faults: Option<Box<ContextFaults>>,
     /// Number of completion counters created so far.
     counters: AtomicU32,
     /// The program's own use until ibv_close_device(3), and those of objects.
@@ -60,6 +63,7 @@ impl ContextObject {
         device: &'static DeviceObject,
         client: Context,
         async_events: AsyncEvents,
+        faults: Option<Box<ContextFaults>>,
     ) -> Box<ContextObject> {
         abi.sz = size_of::<LaterFields>() + size_of::<verbs_context>();
         let context = &mut abi.context;
@@ -79,6 +83,7 @@ impl ContextObject {
             async_events,
             objects: Objects::default(),
             async_state: Arc::default(),
+            faults,
             counters: AtomicU32::new(0),
             uses: AtomicUsize::new(1),
         })
@@ -156,6 +161,12 @@ impl ContextObject {
     /// Objects of the context.
     pub fn objects(&self) -> &Objects {
         &self.objects
+    }
+
+    /// Faults of the plan, if there is one.
+    #[inline]
+    pub fn faults(&self) -> Option<&ContextFaults> {
+        self.faults.as_deref()
     }
 
     /// Handle of a new completion counter.

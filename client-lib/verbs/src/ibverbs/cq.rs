@@ -4,13 +4,16 @@
 use super::channel::{ChannelObject, SharedChannel};
 use super::context::{ContextObject, is_inherited};
 use super::cq_ex::{Current, fill_extended};
+use super::faulty::{CqFaults, replace_polling};
 use super::users::{EventCount, Users};
 use crate::abi::*;
+use crate::faults::creation_fault;
 use crate::status::{errno_of, fail_errno, fail_with, pointer_of};
 use siw::{Cq, Error, Wc, WcFlags};
+use siw_faults::Object;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A completion queue as programs see it: `struct ibv_cq_ex` begins like `struct ibv_cq`.
 #[repr(C)]
@@ -27,6 +30,8 @@ pub struct CqObject {
     /// Asynchronous events.
     pub async_events: EventCount,
     channel: Option<(Arc<SharedChannel>, u64)>,
+    /// Faults of the plan, if there is one.
+    faults: Option<Box<CqFaults>>,
 }
 
 impl CqObject {
@@ -47,6 +52,24 @@ impl CqObject {
     #[inline]
     pub fn cq(&self) -> &Cq {
         &self.cq
+    }
+
+    /// Faults of the plan, if there is one.
+    pub fn faults(&self) -> Option<&CqFaults> {
+        self.faults.as_deref()
+    }
+
+    /// Its context.
+    pub fn context(&self) -> &ContextObject {
+        // SAFETY: it holds its context.
+        unsafe { ContextObject::from_abi(self.abi.context) }
+    }
+
+    /// Wakes a thread that waits for an event of the queue at that time.
+    pub fn wake_at(&self, time: Instant) {
+        if let Some((channel, _)) = &self.channel {
+            channel.wake_at(time);
+        }
     }
 }
 
@@ -71,6 +94,10 @@ pub(super) unsafe fn create(
     // SAFETY: a context of this library.
     let object = unsafe { ContextObject::from_abi(context) };
     let cqe = check_size(object, cqe)?;
+    let device = &object.device().info().name;
+    if let Some(errno) = creation_fault(Object::Cq, device) {
+        return Err(std::io::Error::from_raw_os_error(errno).into());
+    }
     // SAFETY: a valid context.
     let vectors = i64::from(unsafe { (*context).num_comp_vectors });
     if !(0..vectors).contains(&comp_vector) {
@@ -100,6 +127,10 @@ pub(super) unsafe fn create(
     abi.handle = cq.cq_id();
     abi.cqe = to_cqe(&cq);
     fill_extended(&mut abi);
+    let faults = object.faults().map(|_| Box::new(CqFaults::new(device)));
+    if faults.is_some() {
+        replace_polling(&mut abi);
+    }
     let queue = Box::new(CqObject {
         abi,
         _later: LATER_FIELDS,
@@ -109,6 +140,7 @@ pub(super) unsafe fn create(
         events: EventCount::default(),
         async_events: EventCount::default(),
         channel: with_cookie,
+        faults,
     });
     if let Some((channel, cookie)) = &queue.channel {
         channel.attach(*cookie, &queue);
@@ -246,6 +278,25 @@ pub(super) fn to_imm_data(completion: &Wc) -> u32 {
 /// Completions per batch: more than most programs request.
 const BATCH: usize = 8;
 
+/// Converts a completion.
+#[inline(always)]
+pub(super) fn write_completion(out: &mut ibv_wc, completion: &Wc) {
+    out.wr_id = completion.wr_id;
+    // The numbers are those of verbs.
+    out.status = completion.status.0.into();
+    out.opcode = completion.opcode.0.into();
+    out.vendor_err = completion.vendor_err;
+    out.byte_len = completion.byte_len;
+    out.__bindgen_anon_1.imm_data = to_imm_data(completion);
+    out.qp_num = completion.qp_num;
+    out.src_qp = completion.src_qp;
+    out.wc_flags = to_wc_flags(completion.flags);
+    out.pkey_index = 0;
+    out.slid = 0;
+    out.sl = to_sl(completion.flags);
+    out.dlid_path_bits = 0;
+}
+
 /// ibv_poll_cq(3), which programs call through the context.
 pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int {
     // SAFETY: a completion queue of this library.
@@ -266,21 +317,7 @@ pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int 
         };
         for completion in &batch[..found] {
             // SAFETY: there is room for `count` completions.
-            let out = unsafe { &mut *out.add(taken) };
-            out.wr_id = completion.wr_id;
-            // The numbers are those of verbs.
-            out.status = completion.status.0.into();
-            out.opcode = completion.opcode.0.into();
-            out.vendor_err = completion.vendor_err;
-            out.byte_len = completion.byte_len;
-            out.__bindgen_anon_1.imm_data = to_imm_data(completion);
-            out.qp_num = completion.qp_num;
-            out.src_qp = completion.src_qp;
-            out.wc_flags = to_wc_flags(completion.flags);
-            out.pkey_index = 0;
-            out.slid = 0;
-            out.sl = to_sl(completion.flags);
-            out.dlid_path_bits = 0;
+            write_completion(unsafe { &mut *out.add(taken) }, completion);
             taken += 1;
         }
         if found < room {

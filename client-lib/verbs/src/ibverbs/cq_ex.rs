@@ -98,18 +98,36 @@ pub(super) fn fill_extended(abi: &mut ibv_cq_ex) {
     abi.read_dlid_path_bits = Some(slots::read_zero_byte);
 }
 
-/// Takes the next completion into the queue's struct.
+/// Replaces the functions of a queue that poll.
+pub(super) fn fill_polling(
+    abi: &mut ibv_cq_ex,
+    start_poll: unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int,
+    next_poll: unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int,
+) {
+    abi.start_poll = Some(start_poll);
+    abi.next_poll = Some(next_poll);
+}
+
+/// Polls one completion.
+#[inline(always)]
+fn poll_one(queue: &CqObject, completion: &mut [Wc]) -> Result<usize, Error> {
+    queue.cq().poll(completion)
+}
+
+/// Takes the next completion into the queue's struct, by a function that polls.
 ///
 /// # Safety
 /// A completion queue of this library, locked by this thread.
-unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
+#[inline(always)]
+pub(super) unsafe fn take_next(
+    cq: *mut ibv_cq_ex,
+    poll: impl Fn(&CqObject, &mut [Wc]) -> Result<usize, Error>,
+) -> c_int {
     // SAFETY: by the caller's contract.
     let queue = unsafe { CqObject::from_abi(cq.cast()) };
     let mut completion = [Wc::default()];
-    let found = match queue.cq().poll(&mut completion) {
-        Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => {
-            queue.cq().poll(&mut completion)
-        }
+    let found = match poll(queue, &mut completion) {
+        Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => poll(queue, &mut completion),
         found => found,
     };
     match found {
@@ -129,6 +147,20 @@ unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: as the caller promised.
+    unsafe { start_poll_by(cq, attr, poll_one) }
+}
+
+/// ibv_start_poll(3), by a function that polls.
+///
+/// # Safety
+/// The contract of the manual page.
+#[inline(always)]
+pub(super) unsafe fn start_poll_by(
+    cq: *mut ibv_cq_ex,
+    attr: *mut ibv_poll_cq_attr,
+    poll: impl Fn(&CqObject, &mut [Wc]) -> Result<usize, Error>,
+) -> c_int {
     // SAFETY: NULL or a struct to read.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
@@ -137,7 +169,7 @@ unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     let queue = unsafe { CqObject::from_abi(cq.cast()) };
     queue.current.lock.lock_or_end_call();
     // SAFETY: locked.
-    let status = unsafe { take_next(cq) };
+    let status = unsafe { take_next(cq, poll) };
     if status != 0 {
         queue.current.lock.unlock();
     }
@@ -146,7 +178,7 @@ unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
 
 unsafe fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a completion queue of this library, which `start_poll` locked.
-    unsafe { take_next(cq) }
+    unsafe { take_next(cq, poll_one) }
 }
 
 unsafe fn end_poll(cq: *mut ibv_cq_ex) {

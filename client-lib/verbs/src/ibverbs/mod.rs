@@ -7,6 +7,7 @@
 //! | `pd.rs`, `mr.rs`, `mw.rs`, `buffer.rs` | protection domains, memory |
 //! | `cq.rs`, `cq_ex.rs`, `channel.rs`, `async_event.rs`, `shared_events.rs` | completions and events |
 //! | `qp.rs`, `qp_state.rs`, `post.rs`, `qp_ex.rs`, `send_flags.rs`, `srq.rs` | queue pairs and work requests |
+//! | `faulty/` | faults of the plan, in place of the fast functions |
 //! | `comp_counter.rs` | completion counters |
 //! | `address_vector.rs` | address vectors and handles |
 //! | `objects.rs`, `users.rs` | objects by number, and their use counts |
@@ -24,6 +25,7 @@ pub mod cq;
 mod cq_ex;
 pub mod device;
 mod exports;
+pub mod faulty;
 mod fork;
 pub mod gid;
 pub mod mr;

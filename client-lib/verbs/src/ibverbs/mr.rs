@@ -8,6 +8,7 @@ use crate::abi::*;
 use crate::memory_calls;
 use crate::status::{errno_of, fail_errno, fail_with, null_with, pointer_of};
 use siw::{Access, AppMr, Error, ProcessMutex};
+use siw_faults::Object;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
@@ -72,6 +73,9 @@ unsafe fn create(
 ) -> *mut ibv_mr {
     // SAFETY: a protection domain of this library.
     let pd_object = unsafe { PdObject::from_abi(pd) };
+    if let Some(errno) = pd_object.creation_fault(Object::Mr) {
+        return null_with(errno);
+    }
     let created = check_access(access).and_then(|access| {
         let registration = RegionChange {
             address,

@@ -5,6 +5,7 @@ use super::pd::PdObject;
 use crate::abi::*;
 use crate::status::{null_with, pointer_of};
 use siw::{Access, Mw, MwBind, WindowType};
+use siw_faults::Object;
 use std::ffi::c_int;
 
 /// A window as programs see it.
@@ -37,6 +38,9 @@ pub unsafe fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     };
     // SAFETY: a protection domain of this library.
     let pd_object = unsafe { PdObject::from_abi(pd) };
+    if let Some(errno) = pd_object.creation_fault(Object::Mw) {
+        return null_with(errno);
+    }
     let window = pd_object.pd().alloc_mw(window_type).map(|mw| {
         pd_object.users.add();
         Box::new(MwObject {

@@ -43,6 +43,20 @@ impl<T> Table<T> {
         all.remove(&number);
     }
 
+    /// Calls `with` for each object, which is not freed meanwhile.
+    pub fn for_each(&self, mut with: impl FnMut(*mut T)) {
+        let all = self.0.lock_or_end_call();
+        for found in all.values() {
+            with(found.0);
+        }
+    }
+
+    /// The lowest number of an object.
+    pub fn first(&self) -> Option<u32> {
+        let all = self.0.lock_or_end_call();
+        all.keys().copied().min()
+    }
+
     /// Calls `with` for the object, which is not freed meanwhile.
     pub fn find<R>(&self, number: u32, with: impl FnOnce(*mut T) -> R) -> Option<R> {
         let all = self.0.lock_or_end_call();

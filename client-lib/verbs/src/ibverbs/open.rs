@@ -3,26 +3,37 @@
 
 use super::context::{AsyncEvents, ContextObject, is_inherited};
 use super::device::DeviceObject;
+use super::faulty::{ContextFaults, replace_operations};
 use super::slots::{fill_extended_operations, fill_operations};
 use crate::abi::{ibv_context, ibv_device, verbs_context};
 use crate::descriptor::EventDescriptor;
 use crate::status::{errno_of, pointer_of};
+use rustix::fd::{AsFd, BorrowedFd};
 use siw::{Context, Error};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-/// Creates a context of `device`.
+/// Creates a context of `device`, with the faults that happen to it.
 pub fn new_context(
     device: &'static DeviceObject,
     client: Context,
     async_events: AsyncEvents,
+    faults: Option<Box<ContextFaults>>,
 ) -> Box<ContextObject> {
     // SAFETY: the struct is made of numbers, pointers and optional function pointers; a mutex of
     // zeros is PTHREAD_MUTEX_INITIALIZER.
     let mut abi: verbs_context = unsafe { std::mem::zeroed() };
     fill_extended_operations(&mut abi);
     fill_operations(&mut abi.context);
-    ContextObject::new(abi, device, client, async_events)
+    if faults.is_some() {
+        replace_operations(&mut abi.context);
+    }
+    ContextObject::new(abi, device, client, async_events, faults)
+}
+
+/// The descriptor that is readable when an event of the plan happens.
+pub fn alarm_of(faults: &Option<Box<ContextFaults>>) -> Option<BorrowedFd<'_>> {
+    faults.as_deref().map(|faults| faults.alarm().as_fd())
 }
 
 /// Creates a context on a connection of its own to the daemon, which must still have `device`. One that was
@@ -40,8 +51,12 @@ fn open_context(device: &'static DeviceObject) -> Result<Box<ContextObject>, Err
     }
     // Otherwise events of other devices would make the descriptor readable.
     client.watch_device(found.index)?;
-    let descriptor = EventDescriptor::new(&[client.async_fd()])?;
-    Ok(new_context(device, client, AsyncEvents::Own(descriptor)))
+    let faults = ContextFaults::new(&device.info().name)?;
+    let sources = [client.async_fd()].into_iter();
+    let sources: Vec<_> = sources.chain(alarm_of(&faults)).collect();
+    let descriptor = EventDescriptor::new(&sources)?;
+    let async_events = AsyncEvents::Own(descriptor);
+    Ok(new_context(device, client, async_events, faults))
 }
 
 /// ibv_open_device(3)

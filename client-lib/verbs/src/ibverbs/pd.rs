@@ -3,8 +3,10 @@
 use super::context::{ContextObject, is_inherited};
 use super::users::Users;
 use crate::abi::{ibv_context, ibv_pd};
-use crate::status::{errno_of, pointer_of};
+use crate::faults::creation_fault;
+use crate::status::{errno_of, null_with, pointer_of};
 use siw::Pd;
+use siw_faults::Object;
 use std::ffi::c_int;
 
 /// A protection domain as programs see it.
@@ -34,6 +36,13 @@ impl PdObject {
         &self.pd
     }
 
+    /// Errno with which the plan has the creation of an object of the domain fail.
+    pub fn creation_fault(&self, object: Object) -> Option<c_int> {
+        // SAFETY: a context is open as long as its objects exist.
+        let context = unsafe { ContextObject::from_abi(self.abi.context) };
+        creation_fault(object, &context.device().info().name)
+    }
+
     /// Its context, for struct fields that hold one.
     pub fn context(&self) -> *mut ibv_context {
         self.abi.context
@@ -44,6 +53,9 @@ impl PdObject {
 pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: a context of this library.
     let object = unsafe { ContextObject::from_abi(context) };
+    if let Some(errno) = creation_fault(Object::Pd, &object.device().info().name) {
+        return null_with(errno);
+    }
     let pd = object.client().alloc_pd().map(|pd| {
         object.hold();
         Box::new(PdObject {

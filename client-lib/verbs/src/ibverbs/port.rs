@@ -1,6 +1,7 @@
 //! The port of a device (ibv_query_port(3), ibv_query_pkey(3)): each device has one.
 
 use super::context::ContextObject;
+use super::faulty::ContextFaults;
 use super::gid::device_gids;
 use crate::abi::*;
 use crate::status::{fail_errno, fail_with};
@@ -49,7 +50,9 @@ pub fn active_mtu(persona: Persona, mtu: u32) -> ibv_mtu {
 fn port_attributes(context: &ContextObject, info: &DeviceInfo, gids: usize) -> ibv_port_attr {
     // SAFETY: the struct is made of numbers.
     let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
-    attr.state = if info.active {
+    let is_down = context.faults().is_some_and(ContextFaults::is_port_down);
+    let is_active = info.active && !is_down;
+    attr.state = if is_active {
         IBV_PORT_ACTIVE
     } else {
         IBV_PORT_DOWN
@@ -63,7 +66,7 @@ fn port_attributes(context: &ContextObject, info: &DeviceInfo, gids: usize) -> i
     attr.max_vl_num = 1;
     let rate = link_rate(info.link_mbps);
     (attr.active_speed, attr.active_width) = (rate.speed, rate.width);
-    attr.phys_state = if info.active {
+    attr.phys_state = if is_active {
         PHYS_LINK_UP
     } else {
         PHYS_DISABLED

@@ -4,14 +4,17 @@
 use super::comp_counter::{AttachAttr, AttachedCounter, CompCounterAbi, CounterObject};
 use super::context::{ContextObject, is_inherited};
 use super::cq::CqObject;
+use super::faulty::{QpFaults, replace_wr_complete};
 use super::pd::PdObject;
 use super::qp_ex::{Batch, fill_extended};
 use super::qp_state::Attributes;
 use super::srq::SrqObject;
 use super::users::EventCount;
 use crate::abi::*;
+use crate::faults::creation_fault;
 use crate::status::{errno_of, pointer_of, set_errno};
 use siw::{Error, ProcessMutex, Qp, QpInit};
+use siw_faults::Object;
 use std::ffi::c_int;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +37,8 @@ pub struct QpObject {
     is_datagram: bool,
     /// Number that no other queue pair of the process has or will have.
     pub serial: u64,
+    /// Faults of the plan, if there is one.
+    faults: Option<Box<QpFaults>>,
 }
 
 static LAST_SERIAL: AtomicU64 = AtomicU64::new(0);
@@ -72,6 +77,25 @@ impl QpObject {
     #[inline]
     pub fn is_datagram(&self) -> bool {
         self.is_datagram
+    }
+
+    /// Faults of the plan, if there is one.
+    pub fn faults(&self) -> Option<&QpFaults> {
+        self.faults.as_deref()
+    }
+
+    /// Forgets the faults of a queue pair that is reset or destroyed, and its completions that they hold back.
+    pub fn reset_faults(&self) {
+        if let Some(faults) = &self.faults {
+            faults.reset(self.context());
+            for cq in [self.abi().send_cq, self.abi().recv_cq] {
+                // SAFETY: the completion queues of a queue pair cannot be freed before it.
+                let queue = unsafe { CqObject::from_abi(cq) };
+                if let Some(faults) = queue.faults() {
+                    faults.discard_of(self.abi().qp_num);
+                }
+            }
+        }
     }
 
     /// Its context.
@@ -155,6 +179,10 @@ unsafe fn create(
     if is_datagram {
         check_datagrams(context)?;
     }
+    let device = &context.device().info().name;
+    if let Some(errno) = creation_fault(Object::Qp, device) {
+        return Err(std::io::Error::from_raw_os_error(errno).into());
+    }
     let wanted = to_init(&init.cap, init.sq_sig_all);
     let srq = (!init.srq.is_null())
         // SAFETY: by the caller's contract.
@@ -180,6 +208,11 @@ unsafe fn create(
     base.state = IBV_QPS_RESET;
     base.qp_type = init.qp_type;
     fill_extended(&mut abi, is_datagram);
+    let serial = LAST_SERIAL.fetch_add(1, Ordering::Relaxed) + 1;
+    let faults = context.faults().map(|_| {
+        replace_wr_complete(&mut abi);
+        Box::new(QpFaults::new(device, qp.qp_num(), serial))
+    });
     pd_object.users.add();
     send_cq.users.add();
     recv_cq.users.add();
@@ -195,11 +228,15 @@ unsafe fn create(
         counters: ProcessMutex::default(),
         is_extended,
         is_datagram,
-        serial: LAST_SERIAL.fetch_add(1, Ordering::Relaxed) + 1,
+        serial,
+        faults,
         qp,
     });
     let number = queue_pair.qp.qp_num();
     context.objects().qps.insert(number, queue_pair.as_abi());
+    if let Some(faults) = context.faults() {
+        faults.on_new_object(context);
+    }
     Ok(queue_pair)
 }
 
@@ -317,6 +354,7 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let queue_pair = unsafe { QpObject::from_abi(qp) };
     let objects = queue_pair.context().objects();
     objects.qps.remove(queue_pair.qp.qp_num());
+    queue_pair.reset_faults();
     queue_pair.async_events.wait_acknowledged();
     for (counter, _) in queue_pair.lock_counters().drain(..) {
         counter.detach(&queue_pair.qp);

@@ -276,7 +276,7 @@ unsafe fn start(qp: *mut ibv_qp_ex) {
     }
 }
 
-unsafe fn complete(qp: *mut ibv_qp_ex) -> c_int {
+pub(super) unsafe fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as in `start`.
     let (object, building) = unsafe { (object_of(qp), building(qp)) };
     let posted = match building.error.take() {
@@ -292,7 +292,7 @@ unsafe fn complete(qp: *mut ibv_qp_ex) -> c_int {
     crate::status::errno_of("ibv_wr_complete", posted)
 }
 
-unsafe fn abort(qp: *mut ibv_qp_ex) {
+pub(super) unsafe fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: as in `start`.
     unsafe { object_of(qp) }.batch.lock.unlock();
 }

@@ -272,6 +272,7 @@ fn change_state(
     match to {
         IBV_QPS_RESET if from != IBV_QPS_RESET => {
             qp.reset()?;
+            queue_pair.reset_faults();
             queue_pair.lock_attributes().is_paired = false;
         }
         IBV_QPS_ERR => qp.set_error()?,

@@ -8,7 +8,7 @@ use super::context::ContextObject;
 use crate::descriptor::EventDescriptor;
 use crate::status::log_failure;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use siw::{AsyncEvent, AsyncEventKind, Context, Error, KeptDescriptor, ProcessMutex};
 use std::collections::VecDeque;
 use std::sync::MutexGuard;
@@ -62,14 +62,20 @@ pub struct SharedEvents {
 }
 
 impl SharedEvents {
-    /// Creates the descriptor and the queue of one context.
-    pub fn new(client: &Context, group: &'static EventGroup) -> Result<SharedEvents, Error> {
+    /// Creates the descriptor and the queue of one context. `alarm` makes the descriptor readable, too.
+    pub fn new(
+        client: &Context,
+        group: &'static EventGroup,
+        alarm: Option<BorrowedFd<'_>>,
+    ) -> Result<SharedEvents, Error> {
         let local = KeptDescriptor::at_high_number(eventfd(
             0,
             EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
         )?)?;
+        let sources = [client.async_fd(), local.as_fd()].into_iter().chain(alarm);
+        let sources: Vec<_> = sources.collect();
         Ok(SharedEvents {
-            descriptor: EventDescriptor::new(&[client.async_fd(), local.as_fd()])?,
+            descriptor: EventDescriptor::new(&sources)?,
             local,
             queue: ProcessMutex::default(),
             group,

@@ -1,11 +1,14 @@
 //! Shared receive queues (ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3)).
 
 use super::context::{ContextObject, is_inherited};
+use super::faulty::SrqFaults;
 use super::pd::PdObject;
 use super::users::{EventCount, Users};
 use crate::abi::*;
+use crate::faults::creation_fault;
 use crate::status::{errno_of, fail_errno, null_with, pointer_of};
 use siw::{Error, Srq, SrqInit};
+use siw_faults::Object;
 use std::ffi::c_int;
 
 /// A shared receive queue as programs see it.
@@ -17,6 +20,8 @@ pub struct SrqObject {
     pub users: Users,
     /// Asynchronous events.
     pub async_events: EventCount,
+    /// Faults of the plan, if there is one.
+    faults: Option<Box<SrqFaults>>,
 }
 
 impl SrqObject {
@@ -38,12 +43,23 @@ impl SrqObject {
     pub fn srq(&self) -> &Srq {
         &self.srq
     }
+
+    /// Faults of the plan, if there is one.
+    pub fn faults(&self) -> Option<&SrqFaults> {
+        self.faults.as_deref()
+    }
 }
 
 /// ibv_create_srq(3)
 pub unsafe fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: as the caller promised.
     let (pd_object, init) = unsafe { (PdObject::from_abi(pd), &mut *init) };
+    // SAFETY: its context is open.
+    let context = unsafe { ContextObject::from_abi(pd_object.context()) };
+    let device = &context.device().info().name;
+    if let Some(errno) = creation_fault(Object::Srq, device) {
+        return null_with(errno);
+    }
     let wanted = SrqInit {
         max_wr: init.attr.max_wr,
         max_sge: init.attr.max_sge,
@@ -66,13 +82,15 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut 
             srq,
             users: Users::default(),
             async_events: EventCount::default(),
+            faults: context.faults().map(|_| Box::new(SrqFaults::new(device))),
         });
-        // SAFETY: its context is open.
-        let context = unsafe { ContextObject::from_abi(pd_object.context()) };
         context
             .objects()
             .srqs
             .insert(queue.srq.srq_id(), queue.as_abi());
+        if let Some(faults) = context.faults() {
+            faults.on_new_object(context);
+        }
         Ok(queue)
     });
     pointer_of("ibv_create_srq", created).cast()
@@ -155,6 +173,9 @@ pub unsafe fn destroy_srq(srq: *mut ibv_srq) -> c_int {
         unsafe {
             let context = ContextObject::from_abi(queue.abi.context);
             context.objects().srqs.remove(queue.srq.srq_id());
+            if let Some(faults) = queue.faults() {
+                faults.reset(context);
+            }
             queue.async_events.wait_acknowledged();
             PdObject::from_abi(queue.abi.pd).users.remove();
         }

@@ -4,9 +4,11 @@
 use super::channel::EventChannel;
 use super::devices::Devices;
 use super::events::start_and_complete;
+use super::faulty::{fails_to_resolve_address, fails_to_resolve_route, on_device};
 use super::id::{IdObject, IdState, Resolution, Resolved, fail, result_of};
 use super::sockaddr::{read_address, write_address};
 use crate::abi::*;
+use crate::ibverbs::context::ContextObject;
 use crate::persona::persona_of;
 use crate::waiting::Call;
 use siw::{AddressResolution, BindOptions, CmBinding, ConnectionInfo, Error, ResolvedAddress};
@@ -70,6 +72,9 @@ fn store_device(object: &IdObject, state: &mut IdState, device: u32) -> Result<(
     let verbs = devices.context(device)?;
     let pd = devices.default_pd(verbs)?;
     state.device = Some(device);
+    // SAFETY: a context of this library, which is open for good.
+    let context = unsafe { ContextObject::from_abi(verbs) };
+    on_device(object, &context.device().info().name);
     // SAFETY: the identifier's own fields.
     unsafe {
         (*object.as_abi()).verbs = verbs;
@@ -282,6 +287,9 @@ pub unsafe fn resolve_addr(
     // Linux waits without limit for a negative time.
     let timeout = Duration::from_millis(u32::try_from(timeout_ms).unwrap_or(u32::MAX).into());
     let start = || {
+        if fails_to_resolve_address(object, to) {
+            return 0;
+        }
         let resolved = check_kind(id).and_then(|()| resolve(object, from, to, timeout));
         result_of("rdma_resolve_addr", resolved)
     };
@@ -294,12 +302,15 @@ pub unsafe fn resolve_route(call: &mut Call, id: *mut rdma_cm_id, _timeout_ms: c
     // SAFETY: an identifier of this library.
     let object = unsafe { IdObject::from_abi(id) };
     let start = || {
-        let mut state = object.lock_state();
+        let state = object.lock_state();
         if state.resolved != Resolved::Address {
             return fail(libc::EINVAL);
         }
-        state.resolved = Resolved::Route;
         drop(state);
+        if fails_to_resolve_route(object) {
+            return 0;
+        }
+        object.lock_state().resolved = Resolved::Route;
         object.push_plain(RDMA_CM_EVENT_ROUTE_RESOLVED);
         0
     };

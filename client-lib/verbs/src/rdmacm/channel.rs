@@ -8,6 +8,7 @@
 //! that may follow elsewhere ([`Devices::park_events`]).
 
 use super::devices::Devices;
+use super::faulty::LateEvents;
 use super::queue::QueuedEvent;
 use crate::abi::rdma_event_channel;
 use crate::descriptor::EventDescriptor;
@@ -25,6 +26,8 @@ pub struct EventChannel {
     pub daemon: CmChannel,
     pub devices: &'static Devices,
     pub(super) descriptor: EventDescriptor,
+    /// Events of the plan that come at a time; None without a plan.
+    pub(super) late: Option<LateEvents>,
     /// Readable while the queue is not empty.
     local: KeptDescriptor,
     queue: ProcessMutex<VecDeque<QueuedEvent>>,
@@ -60,7 +63,10 @@ impl EventChannelObject {
             0,
             EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
         )?)?;
-        let descriptor = EventDescriptor::new(&[daemon.as_fd(), local.as_fd()])?;
+        let late = LateEvents::new()?;
+        let sources = [daemon.as_fd(), local.as_fd()].into_iter();
+        let sources = sources.chain(late.as_ref().map(|late| late.alarm.as_fd()));
+        let descriptor = EventDescriptor::new(&sources.collect::<Vec<_>>())?;
         Ok(Box::new(EventChannelObject {
             abi: rdma_event_channel {
                 fd: descriptor.number(),
@@ -69,6 +75,7 @@ impl EventChannelObject {
                 daemon,
                 devices,
                 descriptor,
+                late,
                 local,
                 queue: ProcessMutex::default(),
                 gone_reported: AtomicBool::new(false),

@@ -3,6 +3,7 @@
 
 use super::address::bind;
 use super::events::{complete, start_and_complete};
+use super::faulty::fails_to_connect;
 use super::id::{IdObject, Resolved, fail, find_queue_pair, note_own_moves, result_of};
 use super::queue::PeerRequest;
 use crate::abi::*;
@@ -151,6 +152,9 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
         ..ConnectOptions::default()
     };
     drop(state);
+    if fails_to_connect(object) {
+        return Ok(());
+    }
     qp.connect(&channel.daemon, destination, &options)
 }
 

@@ -4,7 +4,8 @@
 use crate::abi::{ibv_context, ibv_pd};
 use crate::ibverbs::context::{AsyncEvents, ContextObject};
 use crate::ibverbs::device::DeviceObject;
-use crate::ibverbs::open::new_context;
+use crate::ibverbs::faulty::ContextFaults;
+use crate::ibverbs::open::{alarm_of, new_context};
 use crate::ibverbs::pd::alloc_pd;
 use crate::ibverbs::shared_events::{EventGroup, SharedEvents};
 use crate::per_process::PerProcess;
@@ -88,11 +89,13 @@ impl Devices {
     }
 
     fn open_device(&self, info: &DeviceInfo) -> Result<&'static Device, Error> {
-        let events = SharedEvents::new(&self.client, self.group)?;
+        let faults = ContextFaults::new(&info.name)?;
+        let events = SharedEvents::new(&self.client, self.group, alarm_of(&faults))?;
         let context: &'static ContextObject = Box::leak(new_context(
             DeviceObject::find_or_add(info),
             self.client.clone(),
             AsyncEvents::Shared(events),
+            faults,
         ));
         self.group.add_member(context);
         Ok(Box::leak(Box::new(Device {

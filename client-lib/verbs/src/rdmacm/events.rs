@@ -4,6 +4,7 @@
 
 use super::address::on_search_ended;
 use super::channel::{EventChannel, EventChannelObject};
+use super::faulty::{on_established, rejects_request};
 use super::id::{IdObject, fail, for_each_registered, with_registered};
 use super::queue::{
     DatagramParameters, PeerRequest, PlainEvent, QueuedEvent, RDMA_CM_EVENT_ADDRINFO_ERROR,
@@ -97,12 +98,25 @@ fn dispatch(event: RdmaCmEvent) {
             datagram: None,
             argument: 0,
         }));
+        if matches!(
+            kind,
+            RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_CONNECT_RESPONSE
+        ) {
+            on_established(id);
+        }
     });
 }
 
 /// Queues a request of a peer for its listener.
 fn dispatch_request(request: PeerRequest) {
     let listener = id_of(request.info());
+    if let Some(data) = rejects_request(&request) {
+        if let PeerRequest::Connection(request) = request {
+            // The peer may have given up.
+            let _ = request.reject(&data);
+        }
+        return;
+    }
     // Dropped, and thereby rejected, if the listener was destroyed or does not admit the peer.
     let mut request = Some(request);
     with_registered(listener, |id| {
@@ -334,6 +348,7 @@ impl EventChannel {
     /// Takes the next event, if there is one. Reports of the daemon may leave none: the socket is empty
     /// when this returns `None`.
     fn next_event(&self) -> Result<Option<QueuedEvent>, Error> {
+        self.queue_late_events();
         loop {
             if let Some(event) = self.pop() {
                 return Ok(Some(event));

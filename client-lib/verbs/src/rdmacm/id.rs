@@ -3,6 +3,7 @@
 
 use super::addrinfo::AddressInfo;
 use super::channel::{EventChannel, EventChannelObject};
+use super::faulty::on_device;
 use super::queue::{PeerRequest, QueuedEvent, RegisteredId};
 use super::sockaddr::write_address;
 use crate::abi::*;
@@ -320,6 +321,9 @@ impl IdObject {
         if !abi.verbs.is_null() {
             let pd = channel.devices.default_pd(abi.verbs);
             abi.pd = pd.unwrap_or_default_null();
+            // SAFETY: a context of this library, which is open for good.
+            let context = unsafe { ContextObject::from_abi(abi.verbs) };
+            on_device(object, &context.device().info().name);
         }
         let mut state = object.lock_state();
         state.device = Some(request.device());

@@ -27,6 +27,7 @@ pub mod devices;
 mod endpoint;
 mod events;
 mod exports;
+mod faulty;
 mod id;
 mod lifecycle;
 mod lookup;

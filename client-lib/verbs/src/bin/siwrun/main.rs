@@ -1,23 +1,30 @@
 //! `siwrun PROGRAM ARGS...` runs an RDMA program on siwd: it places the drop-in libibverbs and
 //! librdmacm before those of the system, and executes the program. `siwrun doctor PROGRAM` only
 //! reports what will not work, and `siwrun --self-test` checks what siwd advertises. With
-//! `--private` the program gets a siwd of its own.
+//! `--private` the program gets a siwd of its own, with `--faults` it meets the faults of a plan.
 
 mod doctor;
+mod faults;
+mod fuzz;
 mod private;
+mod running;
 mod self_test;
 
-use clap::Parser;
 use clap::builder::PossibleValuesParser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use faults::PlannedFaults;
 use private::PrivateDaemon;
+use running::{exit_code, run_for, run_program};
 use siw_shm::persona::{PERSONA_VARIABLE, Persona};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::DirBuilder;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 use std::{env, fs, io};
 
 /// Runs an RDMA program on siwd instead of on the kernel's RDMA devices: no recompilation, no
@@ -69,6 +76,28 @@ struct Arguments {
     /// The program siwd; by default in the folder of siwrun, else in $PATH.
     #[arg(long, value_name = "PATH", requires = "private")]
     siwd: Option<PathBuf>,
+    /// Injects the faults of a plan: a TOML file, or the name of a built-in plan. `--faults list` lists those.
+    #[arg(long, value_name = "PLAN", conflicts_with_all = ["print_links", "self_test"])]
+    faults: Option<OsString>,
+    /// Seed in place of that of the plan: the same seed injects the same faults.
+    #[arg(long, value_name = "NUMBER", requires = "faults")]
+    seed: Option<u64>,
+    /// Writes the counts of the injected faults to this file, as JSON.
+    #[arg(long, value_name = "FILE", requires = "faults")]
+    faults_report: Option<PathBuf>,
+    /// Runs the command under COUNT random plans, of the seeds from SEED on, and prints the plans with which it
+    /// fails, made smaller. The exit code is 1 if it fails with one.
+    #[arg(
+        long,
+        num_args = 2,
+        value_names = ["SEED", "COUNT"],
+        conflicts_with_all = ["faults", "print_links", "self_test"]
+    )]
+    fuzz: Vec<u64>,
+    /// Time of a run of --fuzz in seconds, after which the command is killed and counts as failed.
+    #[arg(long, value_name = "SECONDS", requires = "fuzz", default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    fuzz_time: u64,
     /// Only creates the links and prints their folder, for LD_LIBRARY_PATH; its subfolder pkgconfig
     /// is for PKG_CONFIG_PATH, to compile against them.
     #[arg(long)]
@@ -90,7 +119,7 @@ struct Arguments {
     json: bool,
     /// The program and its arguments; or `doctor PROGRAM`, which reports the parts of a program that
     /// will not work, without running it.
-    #[arg(trailing_var_arg = true, required_unless_present_any = ["print_links", "self_test"])]
+    #[arg(trailing_var_arg = true, required_unless_present_any = ["print_links", "self_test", "faults"])]
     program: Vec<OsString>,
 }
 
@@ -321,8 +350,64 @@ fn set_for_library(
     Ok(())
 }
 
+/// Ends siwrun as for any other wrong argument.
+fn refuse_argument(kind: ErrorKind, reason: impl std::fmt::Display) -> ! {
+    Arguments::command().error(kind, reason).exit()
+}
+
+/// Reads the plan of `--faults`, before anything starts.
+fn load_faults(arguments: &Arguments) -> Option<PlannedFaults> {
+    let name = arguments.faults.as_deref()?;
+    if arguments.program.is_empty() {
+        refuse_argument(
+            ErrorKind::MissingRequiredArgument,
+            "no program given; usage: siwrun --faults PLAN PROGRAM ARGS..., or siwrun --faults list",
+        );
+    }
+    match PlannedFaults::load(name, arguments.seed) {
+        Ok(faults) => Some(faults),
+        Err(error) => refuse_argument(ErrorKind::ValueValidation, error),
+    }
+}
+
+/// Runs the program as a child, beside a private siwd if there is one.
+fn run_child(
+    mut command: Command,
+    daemon: Option<PrivateDaemon>,
+    faults: Option<&PlannedFaults>,
+    report: Option<&Path>,
+) -> Result<ExitCode, String> {
+    if let Some(faults) = faults {
+        faults.set_for(&mut command);
+    }
+    let code = match daemon {
+        Some(daemon) => daemon
+            .run_program(command)
+            .map_err(|error| error.to_string())?,
+        None => {
+            let status = run_program(&mut command, || Ok(()));
+            exit_code(status.map_err(|error| error.to_string())?)
+        }
+    };
+    if let Some(faults) = faults {
+        eprintln!("siwrun: {}", faults.summary());
+        if let Some(path) = report {
+            faults
+                .write_report(path)
+                .map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(ExitCode::from(code))
+}
+
 fn run() -> Result<ExitCode, String> {
     let arguments = Arguments::parse();
+    if arguments.faults.as_deref() == Some(OsStr::new(faults::LIST)) && arguments.program.is_empty()
+    {
+        faults::list_plans();
+        return Ok(ExitCode::SUCCESS);
+    }
+    let faults = load_faults(&arguments);
     let library = arguments.library.map_or_else(find_library, Ok)?;
     let library = fs::canonicalize(&library)
         .map_err(|error| format!("cannot open the library {}: {error}", library.display()))?;
@@ -356,37 +441,71 @@ fn run() -> Result<ExitCode, String> {
     if arguments.rsockets {
         preloaded = add_preload_library(PRELOAD_LIBRARY, "siw-preload", &library, preloaded)?;
     }
-    let mut command = Command::new(program);
-    command
-        .args(rest)
-        .env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", &links))
+    let mut environment = vec![
+        ("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", &links)),
         // Wheels bring a libibverbs of their own, which they find by RPATH; symbols of preloaded
         // libraries take precedence nevertheless.
-        .env("LD_PRELOAD", preloaded);
+        ("LD_PRELOAD", preloaded),
+    ];
     if let Some(socket) = arguments.socket {
         let socket = std::path::absolute(&socket)
             .map_err(|error| format!("--socket {}: {error}", socket.display()))?;
-        command.env("SIWD_SOCKET", socket);
+        environment.push(("SIWD_SOCKET", socket.into()));
     }
     if let Some(persona) = arguments.persona {
-        command.env(PERSONA_VARIABLE, persona);
+        environment.push((PERSONA_VARIABLE, persona.into()));
     }
     if arguments.rnr == ReceiverNotReady::Wait {
-        command.env("SIW_RNR", "wait");
+        environment.push(("SIW_RNR", "wait".into()));
     }
     if let Some(milliseconds) = arguments.wake_after {
-        command.env("SIW_WAKE_AFTER_MS", milliseconds.to_string());
+        environment.push(("SIW_WAKE_AFTER_MS", milliseconds.to_string().into()));
     }
     if arguments.verbose {
-        command.env("SIW_VERBS_LOG", "1");
+        environment.push(("SIW_VERBS_LOG", "1".into()));
     }
-    if arguments.private {
-        let started = PrivateDaemon::start(arguments.siwd, arguments.config);
+    let new_command = || {
+        let mut command = Command::new(program);
+        command.args(rest);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        command
+    };
+    let start_daemon = |command: &mut Command| -> Result<Option<PrivateDaemon>, String> {
+        if !arguments.private {
+            return Ok(None);
+        }
+        let started = PrivateDaemon::start(arguments.siwd.clone(), arguments.config.clone());
         let daemon = started.map_err(|error| error.to_string())?;
         command.env("SIWD_SOCKET", daemon.socket());
-        return daemon
-            .run_program(command)
-            .map_err(|error| error.to_string());
+        Ok(Some(daemon))
+    };
+    if let [seed, count] = arguments.fuzz[..] {
+        let time = Duration::from_secs(arguments.fuzz_time);
+        return fuzz::run_plans(seed, count, |faults| {
+            let mut command = new_command();
+            command.stdin(Stdio::null());
+            if !arguments.verbose {
+                command.stdout(Stdio::null()).stderr(Stdio::null());
+            }
+            // Each run has a daemon of its own.
+            let daemon = start_daemon(&mut command)?;
+            match faults {
+                Some(faults) => faults.set_for(&mut command),
+                None => PlannedFaults::unset_for(&mut command),
+            }
+            match daemon {
+                Some(daemon) => daemon
+                    .run_for(command, time)
+                    .map_err(|error| error.to_string()),
+                None => run_for(&mut command, time).map_err(|error| error.to_string()),
+            }
+        });
+    }
+    let mut command = new_command();
+    let daemon = start_daemon(&mut command)?;
+    if daemon.is_some() || faults.is_some() {
+        let report = arguments.faults_report.as_deref();
+        return run_child(command, daemon, faults.as_ref(), report);
     }
     let error = command.exec();
     Err(format!(

@@ -4,17 +4,17 @@
 //! Everything that the daemon creates is in one folder, which is removed at the end. A folder whose
 //! lock nobody holds was left by a killed siwrun, and the next one removes it.
 
+use crate::running::{RunError, exit_code, prepare_child, run_for, run_program};
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::signalfd::SignalFd;
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use std::{env, thread};
 
@@ -48,8 +48,6 @@ pub enum PrivateError {
          specify it with --siwd"
     )]
     NoDaemon,
-    #[error("cannot run {program}: {error}")]
-    NotRun { program: PathBuf, error: io::Error },
     #[error("cannot create a folder for the private siwd in {folder}: {error}")]
     Folder { folder: PathBuf, error: io::Error },
     #[error(
@@ -59,10 +57,8 @@ pub enum PrivateError {
     LongPath(PathBuf),
     #[error("the private siwd did not start: {status}\n{log}")]
     NotStarted { status: String, log: String },
-    #[error("cannot wait for signals: {0}")]
-    Signals(nix::Error),
-    #[error("cannot wait for the program: {0}")]
-    Wait(io::Error),
+    #[error(transparent)]
+    Run(#[from] RunError),
 }
 
 /// Folder of one siwrun, locked while it runs.
@@ -177,25 +173,6 @@ fn find_daemon(wanted: Option<PathBuf>) -> Result<PathBuf, PrivateError> {
     found.ok_or(PrivateError::NoDaemon)
 }
 
-/// Has a child end with this process, and gives it back the signals that this process blocks. With
-/// `small_pages` its memory is what it uses, not whole huge pages.
-fn prepare_child(command: &mut Command, small_pages: bool) {
-    let parent = nix::unistd::getpid();
-    let prepare = move || {
-        nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
-        SigSet::all().thread_unblock()?;
-        if nix::unistd::getppid() != parent {
-            return Err(io::Error::other("siwrun has ended"));
-        }
-        if small_pages {
-            nix::sys::prctl::set_thp_disable(true)?;
-        }
-        Ok(())
-    };
-    // SAFETY: prctl(2), getppid(2) and pthread_sigmask(3) are safe after fork(2).
-    unsafe { command.pre_exec(prepare) };
-}
-
 /// Warnings, errors and panics in the daemon's log, the last ones.
 fn complaints(log: &Path) -> Vec<String> {
     let text = fs::read(log).unwrap_or_default();
@@ -255,7 +232,7 @@ impl PrivateDaemon {
         prepare_child(&mut command, true);
         let mut siwd = command
             .spawn()
-            .map_err(|error| PrivateError::NotRun { program, error })?;
+            .map_err(|error| RunError::NotRun { program, error })?;
         let output = siwd.stdout.take();
         let mut daemon = PrivateDaemon {
             siwd,
@@ -310,53 +287,31 @@ impl PrivateDaemon {
 
     /// Runs a program beside the daemon, passes signals on to it, and returns its exit code; 128 and
     /// the number of the signal that ended it, as a shell does.
-    pub fn run_program(mut self, mut command: Command) -> Result<ExitCode, PrivateError> {
-        let mut signals = SigSet::empty();
-        for signal in [
-            Signal::SIGINT,
-            Signal::SIGTERM,
-            Signal::SIGHUP,
-            Signal::SIGQUIT,
-            Signal::SIGCHLD,
-        ] {
-            signals.add(signal);
-        }
-        signals.thread_block().map_err(PrivateError::Signals)?;
-        let signals = SignalFd::new(&signals).map_err(PrivateError::Signals)?;
-        prepare_child(&mut command, false);
-        let mut program = command.spawn().map_err(|error| PrivateError::NotRun {
-            program: command.get_program().into(),
-            error,
-        })?;
+    pub fn run_program(mut self, mut command: Command) -> Result<u8, PrivateError> {
         let mut daemon_end = None;
-        let status = loop {
-            if let Some(status) = program.try_wait().map_err(PrivateError::Wait)? {
-                break status;
-            }
+        let status = run_program(&mut command, || {
             if daemon_end.is_none()
-                && let Some(status) = self.siwd.try_wait().map_err(PrivateError::Wait)?
+                && let Some(status) = self.siwd.try_wait().map_err(RunError::Wait)?
             {
                 eprintln!("siwrun: the private siwd ended before the program: {status}");
                 daemon_end = Some(status);
             }
-            let Some(signal) = signals.read_signal().map_err(PrivateError::Signals)? else {
-                continue;
-            };
-            // The terminal sends its signals to the program, too.
-            let is_from_process = signal.ssi_code <= 0;
-            let number = signal.ssi_signo.cast_signed();
-            if number != Signal::SIGCHLD as i32
-                && is_from_process
-                && let Ok(signal) = Signal::try_from(number)
-            {
-                let _ = kill(Pid::from_raw(program.id().cast_signed()), signal);
-            }
-        };
+            Ok(())
+        })?;
         Ok(self.end(status, daemon_end))
     }
 
+    /// Runs a program beside the daemon for at most that time, and stops both.
+    pub fn run_for(
+        self,
+        mut command: Command,
+        time: Duration,
+    ) -> Result<Option<ExitStatus>, PrivateError> {
+        Ok(run_for(&mut command, time)?)
+    }
+
     /// Stops the daemon and reports its complaints if the program failed.
-    fn end(mut self, program: ExitStatus, daemon: Option<ExitStatus>) -> ExitCode {
+    fn end(mut self, program: ExitStatus, daemon: Option<ExitStatus>) -> u8 {
         self.stop();
         let complaints = complaints(&self.log);
         if (!program.success() || daemon.is_some()) && !complaints.is_empty() {
@@ -365,15 +320,10 @@ impl PrivateDaemon {
                 complaints.join("\n")
             );
         }
-        let code = match (program.code(), program.signal()) {
-            (Some(code), _) => u8::try_from(code).unwrap_or(1),
-            (None, Some(signal)) => 128 + u8::try_from(signal).unwrap_or(0),
-            (None, None) => 1,
-        };
-        ExitCode::from(match daemon {
-            Some(_) if code == 0 => DAEMON_ENDED,
-            _ => code,
-        })
+        match (daemon, exit_code(program)) {
+            (Some(_), 0) => DAEMON_ENDED,
+            (_, code) => code,
+        }
     }
 
     fn stop(&mut self) {
