@@ -17,6 +17,7 @@
 //! that changed it. A function whose node is `private` is in all of them; those of the newer releases
 //! only add functions.
 
+use crate::memory_calls::note_functions;
 use crate::status::{begin_call, end_call, read_environment, set_errno};
 
 /// See the module documentation.
@@ -207,6 +208,7 @@ pub fn contain_fast<R: Failure>(call: &'static str, body: impl FnOnce() -> R) ->
 /// has threads. A child of fork(2) would wait for ever for what another thread was making.
 extern "C" fn on_load() {
     contain_quietly(|| {
+        note_functions();
         siw::watch_forks();
         read_environment();
     });
