@@ -334,6 +334,7 @@ impl EventChannel {
     /// Takes the next event, if there is one. Reports of the daemon may leave none: the socket is empty
     /// when this returns `None`.
     fn next_event(&self) -> Result<Option<QueuedEvent>, Error> {
+        self.release_later();
         loop {
             if let Some(event) = self.pop() {
                 return Ok(Some(event));
