@@ -262,12 +262,12 @@ impl Connections {
 
     /// Receives datagrams to a group, or does not any more. The first worker of the device tells routers and
     /// switches.
-    pub(super) fn change_group(&mut self, device: usize, group: IpAddr, joins: bool) {
+    pub(super) fn change_group(&mut self, now: Instant, device: usize, group: IpAddr, joins: bool) {
         let ports = self.ports.iter_mut();
         for port in ports.filter(|port| port.device == device) {
             let reports = port.stack.is_first_worker();
             match joins {
-                true => port.stack.join_group(group, reports),
+                true => port.stack.join_group(now, group, reports),
                 false => port.stack.leave_group(group, reports),
             }
         }
