@@ -104,6 +104,11 @@ impl Context {
         self.0.has_feature(FEATURE_DATAGRAMS)
     }
 
+    /// Returns whether queue pairs of datagrams can be members of multicast groups.
+    pub fn has_multicast(&self) -> bool {
+        self.0.has_feature(FEATURE_MULTICAST)
+    }
+
     /// Creates an address handle. Waits until the next host on the way has answered.
     ///
     /// # Errors

@@ -48,6 +48,12 @@ pub fn destination_qpn(transport: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes([0, number[0], number[1], number[2]]))
 }
 
+/// Checks for an operation of reliable connections (RC): the upper three bits of an opcode are the transport
+/// (InfiniBand Architecture Specification, volume 1, section 9.2.1).
+pub fn is_of_reliable_connection(opcode: u8) -> bool {
+    opcode >> 5 == 0
+}
+
 /// Reason why received bytes are no datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UdError {
@@ -191,6 +197,7 @@ mod tests {
         assert_eq!(UdHeader::parse(&bytes, 64), Err(UdError::Version(1)));
         bytes[0] = 0x04;
         assert_eq!(UdHeader::parse(&bytes, 64), Err(UdError::Opcode(4)));
+        assert!(is_of_reliable_connection(4) && !is_of_reliable_connection(SEND_ONLY));
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod mad;
 
 pub use header::{
     BTH_LEN, DEFAULT_PKEY, HEADERS_MAX, MAX_QPN, MULTICAST_QPN, PKEY_MASK, UDP_PORT, UdError,
-    UdHeader, destination_qpn, pad_of, path_mtu,
+    UdHeader, destination_qpn, is_of_reliable_connection, pad_of, path_mtu,
 };
 pub use icrc::{ICRC_LEN, Icrc};
 pub use mad::{

@@ -11,6 +11,11 @@
 //! An allocator may call these with its locks held, and threads that hold locks of this library
 //! allocate. So nothing here allocates, or takes another lock than `MAPPINGS`; except where idle pages
 //! exist, which is only so with the allocator of the C library, whose own calls do not come here.
+//!
+//! Programs with caches of registrations (UCX, Open MPI, libfabric) hook the C library's functions of these
+//! names, some by replacing their code. So each call ends in the function that comes next (`next`), and
+//! one that is carried out by system calls of this library is announced by a call of `next` without
+//! effect. A hook may call back into this library: `next` is called without `MAPPINGS`.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -169,11 +174,20 @@ pub(super) fn open_maps() -> Result<Maps, Errno> {
     })
 }
 
-/// madvise(2).
+/// madvise(2) of the C library.
+pub type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
+/// mmap(2) of the C library.
+pub type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, i64) -> *mut c_void;
+/// mremap(2) of the C library.
+pub type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, ...) -> *mut c_void;
+/// munmap(2) of the C library.
+pub type Munmap = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
+
+/// madvise(2). `next` is the function that the program would call without this library.
 ///
 /// # Safety
 /// As for the system call.
-pub unsafe fn madvise(address: usize, len: usize, advice: c_int) -> c_int {
+pub unsafe fn madvise(next: Madvise, address: usize, len: usize, advice: c_int) -> c_int {
     const DONTNEED_LOCKED: c_int = 24;
     let discards = matches!(
         advice,
@@ -209,7 +223,7 @@ pub unsafe fn madvise(address: usize, len: usize, advice: c_int) -> c_int {
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_madvise, address, len, advice) as c_int }
+    unsafe { next(address as *mut c_void, len, advice) }
 }
 
 /// Sets errno.
@@ -254,13 +268,18 @@ fn map_zeroes(pages: &Range<usize>, prot: ProtFlags, flags: MapFlags) -> Result<
     Ok(mapped as usize)
 }
 
-/// mremap(2).
+/// mremap(2). `next` is the function that the program would call without this library.
 ///
 /// # Safety
 /// As for the system call.
-pub unsafe fn mremap(old: usize, len: usize, new_len: usize, flags: c_int, to: usize) -> isize {
-    // SAFETY: the caller's promise.
-    let call = || unsafe { libc::syscall(libc::SYS_mremap, old, len, new_len, flags, to) as isize };
+pub unsafe fn mremap(
+    next: Mremap,
+    old: usize,
+    len: usize,
+    new_len: usize,
+    flags: c_int,
+    to: usize,
+) -> isize {
     let known = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     let limit = usize::MAX / 4;
     let is_plain = REMAPPED_COUNT.load(Ordering::SeqCst) == 0
@@ -269,20 +288,65 @@ pub unsafe fn mremap(old: usize, len: usize, new_len: usize, flags: c_int, to: u
         || old.max(len).max(new_len) > limit
         || len == 0
         || new_len == 0;
-    if is_plain {
-        return call();
+    let from = old..old.saturating_add(len).saturating_add(PAGE - 1) / PAGE * PAGE;
+    let is_ours = || find_parts(&from).is_ok_and(|parts| parts.is_ours());
+    if is_plain || !may_be_remapped(&from) || !is_ours() {
+        // SAFETY: the caller's promise.
+        return unsafe { next(old as *mut c_void, len, new_len, flags, to) as isize };
     }
+    let new_len = new_len.next_multiple_of(PAGE);
+    announce(next, &from);
+    // SAFETY: the caller's promise.
+    let moved = unsafe { move_ours(&from, new_len, flags, to) };
+    match moved {
+        Ok(address) => {
+            announce(next, &(address..address + new_len));
+            address as isize
+        }
+        Err(error) => fail(error),
+    }
+}
+
+/// Tells hooks of mremap(2) that pages move or have moved, by a call that changes nothing.
+fn announce(next: Mremap, pages: &Range<usize>) {
+    let (start, len) = (pages.start as *mut c_void, pages.len());
+    keep_errno(|| {
+        // SAFETY: the kernel leaves pages where they are whose number does not change.
+        unsafe { next(start, len, len, 0) };
+    });
+}
+
+/// mremap(2) of a range with mappings of the daemon's files.
+///
+/// # Safety
+/// As for the system call.
+unsafe fn move_ours(
+    from: &Range<usize>,
+    new_len: usize,
+    flags: c_int,
+    to: usize,
+) -> Result<usize, Errno> {
     // While pages are given back, those beside them are a mapping of their own.
     let _held = MAPPINGS.lock();
     MOVES.fetch_add(1, Ordering::Relaxed);
-    let from = old..old + len.next_multiple_of(PAGE);
-    let new_len = new_len.next_multiple_of(PAGE);
-    let Ok(Some((maps, prot))) = find_parts(&from, new_len) else {
-        return call();
-    };
-    match move_parts(&maps, &from, new_len, prot, flags, to) {
-        Ok(address) => address as isize,
-        Err(error) => fail(error),
+    if let Ok(parts) = find_parts(from)
+        && parts.must_move_singly(new_len > from.len())
+    {
+        return move_parts(&parts, from, new_len, flags, to);
+    }
+    let (old, len) = (from.start, from.len());
+    // SAFETY: the caller's promise. A system call, since a hook could call this library back.
+    let moved = unsafe { libc::syscall(libc::SYS_mremap, old, len, new_len, flags, to) };
+    match moved {
+        // SAFETY: the C library gives a valid pointer to this thread's errno.
+        -1 => Err(Errno::from_raw_os_error(unsafe {
+            *libc::__errno_location()
+        })),
+        address => {
+            let address = address as usize;
+            mark_remapped(&(address..address + new_len));
+            Ok(address)
+        }
     }
 }
 
@@ -307,6 +371,13 @@ pub fn declare_overridden() {
     ARE_OVERRIDDEN.store(true, Ordering::Release);
 }
 
+/// Declares that calls of the program no longer come here. Gives back all idle pages.
+pub fn declare_bypassed() {
+    if ARE_OVERRIDDEN.swap(false, Ordering::AcqRel) {
+        idle::give_back_all();
+    }
+}
+
 pub(super) fn are_overridden() -> bool {
     ARE_OVERRIDDEN.load(Ordering::Acquire)
 }
@@ -326,14 +397,14 @@ fn pages_from(address: usize, len: usize) -> Option<Range<usize>> {
     (address.is_multiple_of(PAGE) && end > address).then_some(address..end)
 }
 
-/// munmap(2).
+/// munmap(2). `next` is the function that the program would call without this library.
 ///
 /// # Safety
 /// As for the system call.
-pub unsafe fn munmap(address: usize, len: usize) -> c_int {
+pub unsafe fn munmap(next: Munmap, address: usize, len: usize) -> c_int {
     let takes = pages_from(address, len).is_some_and(|pages| may_have_idle(&pages));
     // SAFETY: the caller's promise.
-    let done = unsafe { libc::syscall(libc::SYS_munmap, address, len) as c_int };
+    let done = unsafe { next(address as *mut c_void, len) };
     if takes && done == 0 {
         let _guard = CancelGuard::new();
         keep_errno(idle::reclaim_taken);
@@ -341,11 +412,12 @@ pub unsafe fn munmap(address: usize, len: usize) -> c_int {
     done
 }
 
-/// mmap(2).
+/// mmap(2). `next` is the function that the program would call without this library.
 ///
 /// # Safety
 /// As for the system call.
 pub unsafe fn mmap(
+    next: Mmap,
     address: usize,
     len: usize,
     prot: c_int,
@@ -359,8 +431,7 @@ pub unsafe fn mmap(
     let takes = flags & libc::MAP_FIXED != 0
         && pages_from(address, len).is_some_and(|pages| may_have_idle(&pages));
     // SAFETY: the caller's promise.
-    let mapped =
-        unsafe { libc::syscall(libc::SYS_mmap, address, len, prot, flags, fd, offset) as isize };
+    let mapped = unsafe { next(address as *mut c_void, len, prot, flags, fd, offset) as isize };
     if takes && mapped != -1 {
         let _guard = CancelGuard::new();
         keep_errno(idle::reclaim_taken);
@@ -396,26 +467,54 @@ fn keep_errno(call: impl FnOnce()) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Checks that a range consists of private anonymous memory and the daemon's files, and cannot be
-/// handed to the kernel, which moves one mapping only. Returns the access of the last mapping.
-fn find_parts(range: &Range<usize>, new_len: usize) -> Result<Option<(Maps, ProtFlags)>, Errno> {
-    let maps = open_maps()?;
-    let (mut at, mut count, mut ours) = (range.start, 0, 0);
-    let mut prot = ProtFlags::empty();
+/// Mappings of a range.
+struct Parts {
+    /// /proc/self/maps
+    maps: Maps,
+    count: usize,
+    /// Number of mappings of the daemon's files.
+    ours: usize,
+    /// The range consists of private anonymous memory and the daemon's files.
+    is_memory: bool,
+    /// Access of the last mapping.
+    prot: ProtFlags,
+}
+
+impl Parts {
+    /// Checks whether a call with this range is more than one with private memory.
+    fn is_ours(&self) -> bool {
+        self.ours > 0 || self.is_memory && self.count > 1
+    }
+
+    /// Checks whether the kernel, which moves one mapping only, cannot move the range.
+    fn must_move_singly(&self, grows: bool) -> bool {
+        self.is_memory && (self.count > 1 || self.ours > 0 && grows)
+    }
+}
+
+fn find_parts(range: &Range<usize>) -> Result<Parts, Errno> {
+    let mut parts = Parts {
+        maps: open_maps()?,
+        count: 0,
+        ours: 0,
+        is_memory: true,
+        prot: ProtFlags::empty(),
+    };
+    let mut at = range.start;
     while at < range.end {
-        let Some(mapping) = mapping_at(&maps, at)? else {
-            return Ok(None);
+        let found = find_mapping(&parts.maps, at)?;
+        let Some(mapping) = found.filter(|found| found.range.start < range.end) else {
+            parts.is_memory = false;
+            break;
         };
-        if !is_ours(&mapping) && !mapping.is_private_anonymous() {
-            return Ok(None);
-        }
-        count += 1;
-        ours += usize::from(is_ours(&mapping));
-        prot = mapping.prot();
+        let is_ours = is_ours(&mapping);
+        parts.is_memory &= mapping.range.start <= at && (is_ours || mapping.is_private_anonymous());
+        parts.count += 1;
+        parts.ours += usize::from(is_ours);
+        parts.prot = mapping.prot();
         at = mapping.range.end;
     }
-    let grows = new_len > range.len();
-    Ok((count > 1 || ours > 0 && grows).then_some((maps, prot)))
+    Ok(parts)
 }
 
 /// Bit in the size of a chunk of glibc that is a mapping of its own.
@@ -454,13 +553,13 @@ unsafe fn is_mapped_chunk_of_ours(block: usize) -> bool {
 
 /// Moves and resizes a range of several mappings, as mremap(2) does with one.
 fn move_parts(
-    maps: &File,
+    parts: &Parts,
     from: &Range<usize>,
     new_len: usize,
-    prot: ProtFlags,
     flags: c_int,
     to: usize,
 ) -> Result<usize, Errno> {
+    let (maps, prot) = (&parts.maps, parts.prot);
     let private = MapFlags::PRIVATE;
     let may_move = flags & libc::MREMAP_MAYMOVE != 0;
     let kept = from.start..from.start + from.len().min(new_len);

@@ -17,18 +17,31 @@ pub struct EventDescriptor {
     mark: Mark,
 }
 
+fn add(epoll: &OwnedFd, source: BorrowedFd<'_>) -> Result<(), Errno> {
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(epoll, source, data, epoll::EventFlags::IN)
+}
+
 impl EventDescriptor {
     /// Creates the descriptor of `sources`, which the program may set to O_NONBLOCK.
     pub fn new(sources: &[BorrowedFd<'_>]) -> std::io::Result<EventDescriptor> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for source in sources {
-            let data = epoll::EventData::new_u64(0);
-            epoll::add(&epoll, source, data, epoll::EventFlags::IN)?;
+            add(&epoll, *source)?;
         }
         let mark = Mark::next();
         mark.set(epoll.as_raw_fd());
         let epoll = ManuallyDrop::new(epoll);
         Ok(EventDescriptor { epoll, mark })
+    }
+
+    /// Adds a source.
+    ///
+    /// # Errors
+    /// EBADF: the program has closed the descriptor.
+    pub fn add_source(&self, source: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.check_open()?;
+        add(&self.epoll, source)
     }
 
     /// Its number.

@@ -18,6 +18,7 @@
 //! only add functions.
 
 use crate::faults::load_plan;
+use crate::memory_calls::note_functions;
 use crate::status::{begin_call, end_call, read_environment, set_errno};
 
 /// See the module documentation.
@@ -208,6 +209,7 @@ pub fn contain_fast<R: Failure>(call: &'static str, body: impl FnOnce() -> R) ->
 /// has threads. A child of fork(2) would wait for ever for what another thread was making.
 extern "C" fn on_load() {
     contain_quietly(|| {
+        note_functions();
         siw::watch_forks();
         read_environment();
         load_plan();

@@ -9,7 +9,7 @@
 //! | `rdmacm/` | librdmacm: rdma_cm |
 //! | `rsockets/` | librdmacm: rsockets |
 //! | `descriptor.rs`, `mark.rs` | descriptors of events; marks that tell open files apart |
-//! | `memory_calls.rs` | overrides madvise(2) and mremap(2) |
+//! | `memory_calls.rs` | overrides madvise(2), mmap(2), mremap(2), munmap(2), free(3) and realloc(3) |
 //! | `waiting.rs` | calls that wait: signals and cancellation |
 //! | `per_process.rs` | state that a child of fork(2) does not share |
 //! | `faults.rs`, `ibverbs/faulty/`, `alarm.rs` | faults of the plan that `siwrun --faults` gives |

@@ -5,8 +5,41 @@
 use crate::export::{bare_functions, c_functions};
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Once, OnceLock};
+
+use siw::memory_calls::{Madvise, Mmap, Mremap, Munmap};
+
+/// Functions that come next after those of this library: the C library's, another allocator's, or another
+/// override's. A program may have hooked them, so they are called instead of the kernel.
+macro_rules! next_functions {
+    ($(fn $name:ident = $symbol:literal: $type:ty;)*) => {
+        $(
+            fn $name() -> $type {
+                static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+                let mut found = FOUND.load(Ordering::Relaxed);
+                if found.is_null() {
+                    found = find_symbol(libc::RTLD_NEXT, $symbol);
+                    if found.is_null() {
+                        std::process::abort();
+                    }
+                    FOUND.store(found, Ordering::Relaxed);
+                }
+                // SAFETY: the function of this name.
+                unsafe { std::mem::transmute::<*mut c_void, $type>(found) }
+            }
+        )*
+
+        /// Finds all of them, when the library is loaded: a later search would wait for the dynamic
+        /// linker, which may be waiting for an allocator that calls mmap(2). Nothing comes next where the
+        /// program does not use the functions of this library.
+        fn find_next_functions() {
+            $(if !find_symbol(libc::RTLD_NEXT, $symbol).is_null() {
+                $name();
+            })*
+        }
+    };
+}
 
 c_functions! {
     #[unsafe(no_mangle)]
@@ -34,37 +67,88 @@ bare_functions! {
     #[unsafe(no_mangle)]
     fn mmap64(
         address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64,
-    ) -> *mut c_void = map_pages;
+    ) -> *mut c_void = map_pages64;
     #[unsafe(no_mangle)]
     fn munmap(address: *mut c_void, len: usize) -> c_int = unmap_pages;
     #[unsafe(no_mangle)]
     fn realloc(block: *mut c_void, size: usize) -> *mut c_void = resize_block;
 }
 
+next_functions! {
+    fn next_mlock = c"mlock": unsafe extern "C" fn(*const c_void, usize) -> c_int;
+    fn next_mlock2 = c"mlock2": unsafe extern "C" fn(*const c_void, usize, u32) -> c_int;
+    fn next_mlockall = c"mlockall": unsafe extern "C" fn(c_int) -> c_int;
+    fn next_madvise = c"madvise": Madvise;
+    fn next_mremap = c"mremap": Mremap;
+    fn next_free = c"free": unsafe extern "C" fn(*mut c_void);
+    fn next_mmap = c"mmap": Mmap;
+    fn next_mmap64 = c"mmap64": Mmap;
+    fn next_munmap = c"munmap": Munmap;
+    fn next_realloc = c"realloc": unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+}
+
+/// Overridden functions whose calls idle pages depend on.
+const OVERRIDDEN: [&CStr; 7] = [
+    c"madvise", c"mremap", c"free", c"mmap", c"mmap64", c"munmap", c"realloc",
+];
+
+/// Functions as this library itself calls them. A hook that replaces a function in the tables of all objects
+/// (global offset tables) changes the address, one that replaces the function itself its first instructions.
+#[derive(PartialEq, Eq)]
+struct CalledFunctions {
+    addresses: [usize; OVERRIDDEN.len()],
+    code: [[u8; 16]; OVERRIDDEN.len()],
+}
+
+/// [`OVERRIDDEN`] when the library was loaded.
+static LOADED: OnceLock<CalledFunctions> = OnceLock::new();
+
+impl CalledFunctions {
+    fn read() -> CalledFunctions {
+        let addresses = called_addresses();
+        // SAFETY: the beginnings of functions, which are not shorter.
+        let code = addresses.map(|address| unsafe { (address as *const [u8; 16]).read_volatile() });
+        CalledFunctions { addresses, code }
+    }
+}
+
+/// Notes the functions before a program has hooked any.
+pub fn note_functions() {
+    find_next_functions();
+    LOADED.get_or_init(CalledFunctions::read);
+}
+
+fn called_addresses() -> [usize; OVERRIDDEN.len()] {
+    [
+        madvise as *const () as usize,
+        mremap as *const () as usize,
+        free as *const () as usize,
+        mmap as *const () as usize,
+        mmap64 as *const () as usize,
+        munmap as *const () as usize,
+        realloc as *const () as usize,
+    ]
+}
+
 /// Declares this library, and the functions above as those of the whole program, if they come first in the
-/// order in which the dynamic linker looks symbols up, and the allocator is that of the C library.
+/// order in which the dynamic linker looks symbols up, no hook replaces them, and the allocator is that of
+/// the C library. Called before each registration: hooks may come later.
 pub fn declare_overridden() {
     static DECLARED: Once = Once::new();
+    let is_hooked = LOADED.get() != Some(&CalledFunctions::read());
     DECLARED.call_once(|| {
         siw::memory_calls::declare_drop_in();
-        let own: [(&CStr, *const ()); 7] = [
-            (c"madvise", madvise as *const ()),
-            (c"mremap", mremap as *const ()),
-            (c"free", free as *const ()),
-            (c"mmap", mmap as *const ()),
-            (c"mmap64", mmap64 as *const ()),
-            (c"munmap", munmap as *const ()),
-            (c"realloc", realloc as *const ()),
-        ];
-        let is_used = |(name, function): &(&CStr, *const ())| {
-            find_symbol(libc::RTLD_DEFAULT, name).cast_const().cast() == *function
-        };
-        let malloc = object_of(find_symbol(libc::RTLD_DEFAULT, c"malloc"));
-        let c_library = object_of(find_symbol(libc::RTLD_DEFAULT, c"gnu_get_libc_version"));
-        if own.iter().all(is_used) && malloc.is_some() && malloc == c_library {
+        let default = |name| find_symbol(libc::RTLD_DEFAULT, name);
+        let is_used = OVERRIDDEN.map(|name| default(name) as usize) == called_addresses();
+        let malloc = object_of(default(c"malloc"));
+        let c_library = object_of(default(c"gnu_get_libc_version"));
+        if is_used && !is_hooked && malloc.is_some() && malloc == c_library {
             siw::memory_calls::declare_overridden();
         }
     });
+    if is_hooked {
+        siw::memory_calls::declare_bypassed();
+    }
 }
 
 fn find_symbol(scope: *mut c_void, name: &CStr) -> *mut c_void {
@@ -85,27 +169,27 @@ fn object_of(symbol: *mut c_void) -> Option<usize> {
 unsafe fn lock_pages(address: *const c_void, len: usize) -> c_int {
     siw::memory_calls::note_lock();
     // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_mlock, address, len) as c_int }
+    unsafe { next_mlock()(address, len) }
 }
 
 /// mlock2(2).
 unsafe fn lock_pages_with(address: *const c_void, len: usize, flags: u32) -> c_int {
     siw::memory_calls::note_lock();
     // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_mlock2, address, len, flags) as c_int }
+    unsafe { next_mlock2()(address, len, flags) }
 }
 
 /// mlockall(2).
 unsafe fn lock_all_pages(flags: c_int) -> c_int {
     siw::memory_calls::note_lock();
     // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_mlockall, flags) as c_int }
+    unsafe { next_mlockall()(flags) }
 }
 
 /// madvise(2).
 unsafe fn change_advice(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { siw::memory_calls::madvise(address as usize, len, advice) }
+    unsafe { siw::memory_calls::madvise(next_madvise(), address as usize, len, advice) }
 }
 
 /// mremap(2). In C the last argument is optional, and is passed in the same way.
@@ -116,9 +200,10 @@ unsafe fn move_pages(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
+    let next = next_mremap();
     // SAFETY: the caller's promise.
     let moved =
-        unsafe { siw::memory_calls::mremap(old as usize, len, new_len, flags, to as usize) };
+        unsafe { siw::memory_calls::mremap(next, old as usize, len, new_len, flags, to as usize) };
     moved as *mut c_void
 }
 
@@ -131,43 +216,31 @@ unsafe fn map_pages(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
+    let (next, address) = (next_mmap(), address as usize);
     // SAFETY: the caller's promise.
-    let mapped = unsafe { siw::memory_calls::mmap(address as usize, len, prot, flags, fd, offset) };
+    let mapped = unsafe { siw::memory_calls::mmap(next, address, len, prot, flags, fd, offset) };
+    mapped as *mut c_void
+}
+
+/// mmap64, by which C programs with 64-bit file offsets call mmap(2).
+unsafe fn map_pages64(
+    address: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    let (next, address) = (next_mmap64(), address as usize);
+    // SAFETY: the caller's promise.
+    let mapped = unsafe { siw::memory_calls::mmap(next, address, len, prot, flags, fd, offset) };
     mapped as *mut c_void
 }
 
 /// munmap(2).
 unsafe fn unmap_pages(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { siw::memory_calls::munmap(address as usize, len) }
-}
-
-type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
-type Free = unsafe extern "C" fn(*mut c_void);
-
-/// A function of the program's allocator, that of the C library or another one.
-fn next_function(name: &CStr, known: &AtomicPtr<c_void>) -> *mut c_void {
-    let mut found = known.load(Ordering::Relaxed);
-    if found.is_null() {
-        found = find_symbol(libc::RTLD_NEXT, name);
-        if found.is_null() {
-            std::process::abort();
-        }
-        known.store(found, Ordering::Relaxed);
-    }
-    found
-}
-
-fn next_realloc() -> Realloc {
-    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-    // SAFETY: the function of this name.
-    unsafe { std::mem::transmute::<*mut c_void, Realloc>(next_function(c"realloc", &FOUND)) }
-}
-
-fn next_free() -> Free {
-    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-    // SAFETY: the function of this name.
-    unsafe { std::mem::transmute::<*mut c_void, Free>(next_function(c"free", &FOUND)) }
+    unsafe { siw::memory_calls::munmap(next_munmap(), address as usize, len) }
 }
 
 /// free(3).

@@ -932,6 +932,9 @@ impl ControlThread {
                 } = &mut self.connections;
                 services.on_message(context, listeners, (device, local, remote), &message);
             }
+            Event::ReliableRocePeer { qpn, remote } => {
+                pairing::note_roce_peer(&mut context.resources, qpn, remote);
+            }
             Event::ConnectRequest {
                 request,
                 listener,

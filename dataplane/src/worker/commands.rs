@@ -95,7 +95,7 @@ impl Worker {
                 device,
                 group,
                 joins,
-            } => connections.change_group(device, group, joins),
+            } => connections.change_group(now, device, group, joins),
             Command::ChangeMembership {
                 membership,
                 attaches,

@@ -26,7 +26,7 @@ use siw_net::{
 };
 use siw_roce::{
     DEFAULT_PKEY, HEADERS_MAX, ICRC_LEN, Icrc, MAD_QPN, MAX_QPN, MULTICAST_QPN, PKEY_MASK, UdError,
-    UdHeader, destination_qpn, pad_of, path_mtu,
+    UdHeader, destination_qpn, is_of_reliable_connection, pad_of, path_mtu,
 };
 use siw_shm::control::{CONTROLLED_QKEY, GRH_LEN};
 use siw_shm::{Access, Opcode, SendWqe, Sge, Wc, WcFlags, WcOpcode, WcStatus, WrFlags};
@@ -35,6 +35,7 @@ use super::Worker;
 use super::connections::Connections;
 use super::drop_reasons::DropReason;
 use super::lifecycle_state::LifecycleState;
+use super::mads::{Budget, addresses};
 use super::messages::{AhRequest, Event, Membership, QpSetup, ResolutionReport, ResolutionRequest};
 use super::owned_objects::OwnedObjects;
 use super::slots::QpSlot;
@@ -49,6 +50,8 @@ pub(super) const UDP_LEN: usize = 8;
 const DATAGRAM_MAX: usize = HEADERS_MAX + PAYLOAD_MAX + 3 + ICRC_LEN;
 /// Largest path MTU.
 const PAYLOAD_MAX: usize = 4096;
+/// Reports of peers that send RC over RoCE, in a second.
+const REPORTS_PER_SECOND: u32 = 16;
 /// First of the UDP source ports, which tell the flows apart for routers with several paths.
 const FIRST_SOURCE_PORT: u16 = 0xc000;
 
@@ -148,6 +151,8 @@ pub(super) struct Datagrams {
     members: GroupMembers,
     /// A datagram under construction, from the BTH on.
     buffer: Box<[u8; DATAGRAM_MAX]>,
+    /// Reports of peers that send RC over RoCE.
+    reports: Budget,
 }
 
 impl Default for Datagrams {
@@ -156,6 +161,10 @@ impl Default for Datagrams {
             handles: AddressHandles::default(),
             members: GroupMembers::default(),
             buffer: Box::new([0; DATAGRAM_MAX]),
+            reports: Budget {
+                since: Instant::ZERO,
+                left: REPORTS_PER_SECOND,
+            },
         }
     }
 }
@@ -253,12 +262,12 @@ impl Connections {
 
     /// Receives datagrams to a group, or does not any more. The first worker of the device tells routers and
     /// switches.
-    pub(super) fn change_group(&mut self, device: usize, group: IpAddr, joins: bool) {
+    pub(super) fn change_group(&mut self, now: Instant, device: usize, group: IpAddr, joins: bool) {
         let ports = self.ports.iter_mut();
         for port in ports.filter(|port| port.device == device) {
             let reports = port.stack.is_first_worker();
             match joins {
-                true => port.stack.join_group(group, reports),
+                true => port.stack.join_group(now, group, reports),
                 false => port.stack.leave_group(group, reports),
             }
         }
@@ -498,11 +507,16 @@ impl Connections {
                 let mbuf = into_mbuf(datagram);
                 return mbuf.map_or(Arrived::Done, |mbuf| Arrived::Forward(owner, mbuf));
             }
-            self.drops
-                .count(match UdHeader::parse(transport, DATAGRAM_MAX) {
-                    Err(error) => reason_of(error),
-                    Ok(_) => DropReason::UdUnknownQueuePair,
-                });
+            let parsed = UdHeader::parse(transport, DATAGRAM_MAX);
+            if let Err(UdError::Opcode(opcode)) = parsed
+                && is_of_reliable_connection(opcode)
+            {
+                self.report_reliable_peer(now, Qpn(qpn), &datagram);
+            }
+            self.drops.count(match parsed {
+                Err(error) => reason_of(error),
+                Ok(_) => DropReason::UdUnknownQueuePair,
+            });
             return Arrived::Done;
         };
         match self.deliver(slot, &datagram) {
@@ -511,6 +525,19 @@ impl Connections {
             Err(reason) => self.drops.count(reason),
         }
         Arrived::Done
+    }
+
+    /// Reports a packet of RC over RoCE: its queue pair may be waiting for a peer that is no siwd.
+    #[cold]
+    fn report_reliable_peer(&mut self, now: Instant, qpn: Qpn, datagram: &RoceDatagram<RxFrame>) {
+        let RoceDatagram { packet, ip_len, .. } = datagram;
+        let ends = addresses(packet.chunk().get(..*ip_len).unwrap_or(&[]));
+        let Some((remote, _)) = ends else {
+            return;
+        };
+        if self.datagrams.reports.take(now, REPORTS_PER_SECOND) && has_right_icrc(packet, *ip_len) {
+            self.post_event(Event::ReliableRocePeer { qpn, remote });
+        }
     }
 
     /// Places a datagram into the memory of the next receive work request. Returns false if the request

@@ -47,13 +47,13 @@ const HOP_LIMIT: u8 = 64;
 
 /// Events that are permitted in a second.
 #[derive(Clone, Copy)]
-struct Budget {
-    since: Instant,
-    left: u32,
+pub(super) struct Budget {
+    pub(super) since: Instant,
+    pub(super) left: u32,
 }
 
 impl Budget {
-    fn take(&mut self, now: Instant, per_second: u32) -> bool {
+    pub(super) fn take(&mut self, now: Instant, per_second: u32) -> bool {
         if now - self.since >= Duration::from_secs(1) {
             *self = Budget {
                 since: now,
@@ -110,7 +110,7 @@ enum Attempt {
 }
 
 /// Source and destination of an IP header.
-fn addresses(ip: &[u8]) -> Option<(IpAddr, IpAddr)> {
+pub(super) fn addresses(ip: &[u8]) -> Option<(IpAddr, IpAddr)> {
     if ip.len() == IPV4_LEN {
         let from: [u8; 4] = ip.get(12..16)?.try_into().ok()?;
         let to: [u8; 4] = ip.get(16..20)?.try_into().ok()?;

@@ -577,6 +577,13 @@ pub enum Event {
         /// The message.
         message: Box<SidrMessage>,
     },
+    /// A host has sent RC over RoCE to a queue pair.
+    ReliableRocePeer {
+        /// The queue pair.
+        qpn: Qpn,
+        /// The host.
+        remote: IpAddr,
+    },
     /// A peer requests a connection; the application answers with [`Command::Accept`] or
     /// [`Command::Reject`].
     ConnectRequest {

@@ -49,13 +49,22 @@ pub fn can_compile() -> bool {
 
 /// Runs a program of `tests/programs` with arguments on a daemon of its own; it has to say "done".
 pub fn run_to_done(name: &str, arguments: &str) {
-    if !can_compile() {
-        return;
+    if can_compile() {
+        run("", name, arguments);
     }
+}
+
+/// As [`run_to_done`], with a persona. Returns the output.
+pub fn run_to_done_as(persona: &str, name: &str) -> String {
+    run(&format!("--persona {persona}"), name, "")
+}
+
+fn run(options: &str, name: &str, arguments: &str) -> String {
     let daemon = Daemon::loopback();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
     let (program, _) = compile(&daemon, &source);
-    let line = format!("{} {arguments}", program.display());
+    let line = format!("{options} {} {arguments}", program.display());
     let said = Program::start(&daemon, &line).succeed();
     assert!(said.contains("done"), "{said}");
+    said
 }

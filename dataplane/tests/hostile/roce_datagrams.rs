@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use crate::common::net::{Netns, lacks_network};
 use crate::common::raw::Wire;
 use crate::common::*;
-use siw::{AhAttr, GRH_LEN, QpInit, RecvWr, SendData, SendWr, WcFlags, WcStatus};
+use siw::{
+    Access, AhAttr, GRH_LEN, PairOptions, QpInit, RecvWr, SendData, SendWr, WcFlags, WcStatus,
+};
 
 const OURS: [u8; 4] = [10, 77, 0, 1];
 const OUR_MAC: [u8; 6] = [2, 0, 0, 0x77, 0, 1];
@@ -202,6 +204,53 @@ fn siwd_sends_datagrams_as_the_standard_says() {
 fn datagrams_of_a_peer_arrive_and_wrong_ones_are_counted_by_name() {
     skip_if!(lacks_network());
     check_received(&Rig::new("[]"));
+}
+
+/// RC of RoCE adapters and rxe: the reason names it, and what the peer would need.
+#[test]
+fn a_queue_pair_with_a_peer_of_rc_over_roce_fails_with_that_reason() {
+    skip_if!(lacks_network());
+    let rig = Rig::new("[]");
+    let connect = |peer_qp_num| {
+        let end = End::new(&rig.daemon.context(), 4096);
+        let options = PairOptions {
+            device: 0,
+            local: Ipv4Addr::from(OURS).into(),
+            peer: Ipv4Addr::from(PEER).into(),
+            peer_qp_num,
+            ord: 1,
+            ird: 1,
+            denied_access: Access::NONE,
+        };
+        end.qp.connect_pair(&options).unwrap();
+        end
+    };
+    let (silent, reliable) = (connect(5), connect(6));
+    let mut send_only = datagram(rig.wire.mac, reliable.qp.qp_num(), &[7; 64]);
+    send_only[BTH] = 0x04;
+    rig.is_dropped(&finish(send_only), "UD_OPCODE");
+    let is_over = AtomicBool::new(false);
+    let reasons = std::thread::scope(|scope| {
+        let _guard = StopOnDrop(&is_over);
+        // Answers ARP, but no TCP.
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                rig.wire.recv(Instant::now() + Duration::from_millis(100));
+            }
+        });
+        [&silent, &reliable].map(|end| {
+            let event = end.ctx.get_async_event(Some(PATIENCE)).unwrap();
+            event.reason.to_string()
+        })
+    });
+    let needs_siwd = "siwd's RC is iWARP, so the peer has to run siwd";
+    for (reason, expected) in reasons.iter().zip([
+        "no queue pair 5 in RTR at 10.77.0.9 in time",
+        "10.77.0.9 sends RC over RoCE",
+    ]) {
+        assert!(reason.contains(expected), "{reason}");
+        assert!(reason.contains(needs_siwd), "{reason}");
+    }
 }
 
 /// Datagrams for no queue pair, of operations that are not served, and for a queue pair without receive

@@ -1,6 +1,6 @@
 //! Programs that run while their devices, addresses and queue pairs change.
 
-use crate::common::c_programs::{can_compile, compile, run_to_done};
+use crate::common::c_programs::{can_compile, compile, run_to_done_as};
 use crate::common::programs::Program;
 use crate::common::{Daemon, LOOPBACK, client_program};
 use std::path::Path;
@@ -20,8 +20,21 @@ fn run_with_siwctl(config: &str, name: &str) {
 }
 
 #[test]
-fn a_refused_ibv_modify_qp_changes_nothing() {
-    run_to_done("refused_modify", "");
+fn a_refused_ibv_modify_qp_changes_nothing_and_gives_the_cause() {
+    if !can_compile() {
+        return;
+    }
+    for persona in ["iwarp", "roce", "ib", "unspecified"] {
+        let said = run_to_done_as(persona, "refused_modify");
+        for cause in [
+            "the device has no GID index 77 (sgid_index): it has 0 (",
+            "port_num of the address vector is not a port of the device",
+            "no device reaches 203.77.0.1: it is on no device's network",
+            "invalid state transition",
+        ] {
+            assert!(said.contains(cause), "{persona}: {cause} is not in\n{said}");
+        }
+    }
 }
 
 #[test]

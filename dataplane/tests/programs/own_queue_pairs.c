@@ -1,10 +1,12 @@
 /*
  * Connects queue pairs that the program creates and moves itself (rdma_init_qp_attr(3), rdma_establish(3)), with
- * identifiers that have none, as rdma_get_cm_event(3) has it.
+ * identifiers that have none, as rdma_get_cm_event(3) has it. Devices of InfiniBand and RoCE report the end of
+ * TIMEWAIT after a disconnection.
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <poll.h>
 #include <rdma/rdma_cma.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,17 +84,20 @@ static void complete(struct side *side)
     CHECK(count == 1 && completion.status == IBV_WC_SUCCESS);
 }
 
-int main(void)
+/* Number of channels with an event within a second. */
+static int readable_channels(struct rdma_event_channel *first, struct rdma_event_channel *second)
 {
-    struct sockaddr_in there = { .sin_family = AF_INET };
-    struct rdma_event_channel *servers = rdma_create_event_channel(), *clients = rdma_create_event_channel();
-    struct rdma_cm_id *listener, *id;
+    struct pollfd channels[2] = { { .fd = first->fd, .events = POLLIN }, { .fd = second->fd, .events = POLLIN } };
+    return poll(channels, 2, 1000);
+}
+
+/* `waits`: until both connections have left TIMEWAIT. */
+static void connect_once(struct rdma_event_channel *servers, struct rdma_event_channel *clients,
+                         struct sockaddr_in there, int waits)
+{
     static struct side client, server;
-    CHECK(servers && clients);
-    inet_pton(AF_INET, "10.77.0.2", &there.sin_addr);
-    CHECK(rdma_create_id(servers, &listener, NULL, RDMA_PS_TCP) == 0);
-    CHECK(rdma_bind_addr(listener, (void *)&there) == 0 && rdma_listen(listener, 4) == 0);
-    there.sin_port = rdma_get_src_port(listener);
+    struct rdma_cm_id *id;
+    int is_iwarp;
 
     CHECK(rdma_create_id(clients, &id, NULL, RDMA_PS_TCP) == 0);
     CHECK(rdma_resolve_addr(id, NULL, (void *)&there, 2000) == 0);
@@ -133,8 +138,30 @@ int main(void)
     CHECK(rdma_disconnect(id) == 0);
     acknowledge(clients, RDMA_CM_EVENT_DISCONNECTED);
     acknowledge(servers, RDMA_CM_EVENT_DISCONNECTED);
+    is_iwarp = id->verbs->device->transport_type == IBV_TRANSPORT_IWARP;
+    if (waits && is_iwarp)
+        CHECK(readable_channels(servers, clients) == 0);
+    if (waits && !is_iwarp) {
+        acknowledge(clients, RDMA_CM_EVENT_TIMEWAIT_EXIT);
+        acknowledge(servers, RDMA_CM_EVENT_TIMEWAIT_EXIT);
+    }
     close_side(&client);
     close_side(&server);
+    CHECK(waits || readable_channels(servers, clients) == 0);
+}
+
+int main(void)
+{
+    struct sockaddr_in there = { .sin_family = AF_INET };
+    struct rdma_event_channel *servers = rdma_create_event_channel(), *clients = rdma_create_event_channel();
+    struct rdma_cm_id *listener;
+    CHECK(servers && clients);
+    inet_pton(AF_INET, "10.77.0.2", &there.sin_addr);
+    CHECK(rdma_create_id(servers, &listener, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(listener, (void *)&there) == 0 && rdma_listen(listener, 4) == 0);
+    there.sin_port = rdma_get_src_port(listener);
+    connect_once(servers, clients, there, 1);
+    connect_once(servers, clients, there, 0);
     CHECK(rdma_destroy_id(listener) == 0);
     rdma_destroy_event_channel(servers);
     rdma_destroy_event_channel(clients);

@@ -117,6 +117,9 @@ static void check_port(const struct persona *persona, struct ibv_context *contex
 	expect(!ibv_query_pkey(context, 1, 0, &pkey) && pkey == 0xffff, "ibv_query_pkey");
 	expect(!ibv_query_device(context, &attributes), "ibv_query_device");
 	expect(!!attributes.max_ah == persona->has_handles && attributes.phys_port_cnt == 1, "max_ah");
+	expect(attributes.max_mcast_grp == 64 * persona->has_handles, "max_mcast_grp");
+	expect(attributes.max_mcast_qp_attach == 256 * persona->has_handles, "max_mcast_qp_attach");
+	expect(attributes.max_total_mcast_qp_attach == 256 * persona->has_handles, "max_total_mcast_qp_attach");
 	expect(attributes.atomic_cap == (persona->has_handles ? IBV_ATOMIC_HCA : IBV_ATOMIC_GLOB), "atomics");
 
 	expect_line(device, "ports/1/link_layer", persona->layer_text);

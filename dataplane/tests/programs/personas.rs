@@ -137,6 +137,38 @@ fn ucx_refuses_devices_of_the_default_persona_only() {
     }
 }
 
+/// UCX tests by itself that every call which changes memory reaches its hooks, without which its cache of
+/// registrations is off. It replaces the code of functions, or entries of global offset tables; there UCX 1.13 hooks
+/// malloc(3), too, and hangs in its test of that, also without siwd.
+#[test]
+fn ucx_sees_every_call_that_changes_memory() {
+    if !is_installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    for mode in ["bistro", "reloc"] {
+        for persona in ["iwarp", "roce"] {
+            let line = format!(
+                "--persona {persona} env UCX_MEM_MMAP_HOOK_MODE={mode} UCX_MEM_LOG_LEVEL=debug \
+                 UCX_MEM_MALLOC_RELOC=n ucx_perftest -l -t tag_lat -n 10 -w 1 -f"
+            );
+            let said = Program::start(&daemon, &line).succeed();
+            let tests: Vec<_> = said
+                .lines()
+                .filter_map(|row| {
+                    row.split_once("events test: got ")?
+                        .1
+                        .split_once(" out of ")
+                })
+                .collect();
+            assert!(!tests.is_empty(), "{mode}, {persona}:\n{said}");
+            for (got, expected) in tests {
+                assert_eq!(got, expected, "{mode}, {persona}:\n{said}");
+            }
+        }
+    }
+}
+
 #[test]
 fn programs_that_know_lids_only_connect_with_the_persona_ib() {
     if !is_installed("ibv_rc_pingpong", "ibverbs-utils") || !is_installed("ib_write_bw", "perftest")

@@ -31,6 +31,16 @@ static struct ibv_qp_attr query(struct ibv_qp *qp)
 	return attr;
 }
 
+/* iWARP devices create queue pairs in INIT, others in RESET. */
+static void to_init(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+
+	if (qp->state == IBV_QPS_RESET)
+		expect(!ibv_modify_qp(qp, &attr, mask), "to INIT");
+}
+
 /* Makes a call that has to fail, and compares the attributes. */
 static void refuse(struct ibv_qp *qp, struct ibv_qp_attr attr, int mask, const char *what)
 {
@@ -80,6 +90,8 @@ int main(void)
 	union ibv_gid gid;
 
 	expect(qp && peer && !ibv_query_gid(context, 1, 0, &gid), "objects");
+	to_init(qp);
+	to_init(peer);
 
 	refuse(qp, attr, TO_RTS, "INIT to RTS");
 	attr.cur_qp_state = IBV_QPS_RTR;

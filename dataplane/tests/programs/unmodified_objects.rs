@@ -340,6 +340,25 @@ fn blocks_that_grow_after_their_registration_show_no_other_memory() {
     run_or_skip(&daemon, &format!("{program} {path}"));
 }
 
+/// Programs with caches of registrations (UCX, Open MPI, libfabric) hook calls that change memory.
+#[test]
+fn programs_that_hook_memory_calls_see_those_on_registered_memory() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "hooked_memory") else {
+        return;
+    };
+    for what in [
+        "code",
+        "code late",
+        "own",
+        "own late",
+        "table",
+        "table late",
+    ] {
+        run_or_skip(&daemon, &format!("{} {what}", program.display()));
+    }
+}
+
 /// Runs a program with an allocator's library preloaded behind those of siwd.
 const WITH_ALLOCATOR: &str = "export LD_PRELOAD=\"$LD_PRELOAD:$1\"\nshift\nexec \"$@\"\n";
 

@@ -319,8 +319,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Receives datagrams of RoCEv2 to a group from now on. `reports`: this worker tells routers and
     /// switches.
-    pub fn join_group(&mut self, group: IpAddr, reports: bool) {
-        self.shared.net.join_group(group, reports);
+    pub fn join_group(&mut self, now: Instant, group: IpAddr, reports: bool) {
+        self.shared.net.join_group(now, group, reports);
     }
 
     /// Ends what [`Self::join_group`] began.

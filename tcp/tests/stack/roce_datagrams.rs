@@ -1,5 +1,7 @@
 //! Datagrams of RoCEv2 between two stacks, and wrong ones.
 
+use std::time::Duration;
+
 use siw_net::{DatagramError, DatagramPath, FrameInfo, Instant, QuotaOwner, RxChecksum, VecBuf};
 use siw_tcp::{Stack, StackConfig};
 use siw_tcp_sim::{Pattern, VecSink, host_config};
@@ -158,7 +160,7 @@ fn datagrams_to_a_group_arrive_while_the_stack_is_in_it() {
         assert!(frame[..6] == mac && !meta.self_addressed);
         receive(&mut b, &frame);
         assert!(!b.has_roce_datagrams());
-        b.join_group(path.to, true);
+        b.join_group(NOW, path.to, true);
         receive(&mut b, &frame);
         let datagram = b.next_roce_datagram().unwrap();
         assert_eq!((datagram.group, datagram.is_copy), (Some(path.to), false));
@@ -166,7 +168,7 @@ fn datagrams_to_a_group_arrive_while_the_stack_is_in_it() {
         receive(&mut b, &frame);
         assert!(!b.has_roce_datagrams());
         // The local copy, which is not a LAND attack.
-        a.join_group(path.to, false);
+        a.join_group(NOW, path.to, false);
         assert!(a.send_roce(&headers.into_local_copy(), b"group", &mut sink));
         let (frame, meta) = sink.frames.pop_front().unwrap();
         assert!(meta.self_addressed);
@@ -180,7 +182,7 @@ fn memberships_are_reported_by_igmp_and_queries_answered() {
     let mut stack = new_stack(0, |_| {});
     said(&mut stack);
     let group = [239, 1, 2, 3];
-    stack.join_group(group.into(), true);
+    stack.join_group(NOW, group.into(), true);
     let report = said(&mut stack).pop().unwrap();
     assert_eq!(report[..6], [1, 0, 0x5e, 1, 2, 3]);
     let (ip, message) = report[14..].split_at(24);
@@ -238,12 +240,41 @@ fn memberships_are_reported_by_igmp_and_queries_answered() {
     assert!(give(&mut stack, &query([0; 4], 0x11)).is_empty());
 }
 
+/// RFC 2236 section 3, RFC 2710 section 4.
+#[test]
+fn reports_of_memberships_are_repeated_once_within_ten_seconds() {
+    for group in ["239.1.2.3", "ff15::7:8"] {
+        let group = group.parse().unwrap();
+        let mut stack = new_stack(0, |_| {});
+        said(&mut stack);
+        let mut count_after_join = |leaves: bool| {
+            stack.join_group(NOW, group, true);
+            let report = said(&mut stack).pop().unwrap();
+            if leaves {
+                stack.leave_group(group, true);
+                said(&mut stack);
+            }
+            let times = (1..=1100).map(|turn| NOW + Duration::from_millis(10 * turn));
+            let reports = times.flat_map(|now| {
+                let mut sink = VecSink::default();
+                stack.poll(now, &mut sink);
+                sink.frames
+                    .into_iter()
+                    .filter(|(frame, _)| *frame == report)
+            });
+            reports.count()
+        };
+        assert_eq!(count_after_join(true), 0, "after it was left");
+        assert_eq!(count_after_join(false), 1);
+    }
+}
+
 #[test]
 fn memberships_are_reported_by_mld_and_queries_answered() {
     let mut stack = new_stack(0, |_| {});
     said(&mut stack);
     let group: std::net::Ipv6Addr = "ff15::7:8".parse().unwrap();
-    stack.join_group(group.into(), true);
+    stack.join_group(NOW, group.into(), true);
     let report = said(&mut stack).pop().unwrap();
     assert_eq!(report[..6], [0x33, 0x33, 0, 7, 0, 8]);
     let ip = &report[14..54];

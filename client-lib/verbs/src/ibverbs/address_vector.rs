@@ -7,7 +7,7 @@ use super::pd::PdObject;
 use super::port::PORT;
 use super::qp::QpObject;
 use crate::abi::*;
-use crate::status::{fail_errno, fail_with, null_with, pointer_of, set_errno};
+use crate::status::{explain, fail_errno, fail_with, null_with, pointer_of, set_errno};
 use siw::{Ah, AhAttr, Error, GRH_LEN, Persona};
 use siw_faults::Object;
 use siw_shm::device_identity::gid_of_ip;
@@ -80,6 +80,16 @@ impl AddressPair {
         let gids = device_gids(context)?;
         let source = gids.get(usize::from(path.grh.sgid_index));
         let Some(source) = source.copied().flatten() else {
+            let known = gids.iter().enumerate().filter_map(|(index, gid)| {
+                let ip = gid.as_ref()?.ip;
+                let of = ip.map_or_else(|| "its Ethernet address".to_owned(), |ip| ip.to_string());
+                Some(format!("{index} ({of})"))
+            });
+            explain(&format_args!(
+                "the device has no GID index {} (sgid_index): it has {}",
+                path.grh.sgid_index,
+                known.collect::<Vec<_>>().join(", ")
+            ));
             return Err(Error::Invalid("unknown GID index (sgid_index)"));
         };
         let mut ips = gids.iter().flatten().filter_map(|gid| gid.ip);

@@ -5,7 +5,9 @@ use super::device::copy_text;
 use crate::abi::*;
 use crate::status::fail_errno;
 use siw::Persona;
-use siw_shm::control::{CAP_ATOMIC, CAP_FAST_REG, CAP_MEM_WINDOW, MAX_AH};
+use siw_shm::control::{
+    CAP_ATOMIC, CAP_FAST_REG, CAP_MEM_WINDOW, MAX_AH, MAX_GROUPS, MAX_MEMBERSHIPS,
+};
 use std::ffi::c_int;
 
 /// Converts unsigned numbers of the daemon to the signed ones of verbs.
@@ -60,6 +62,12 @@ pub fn device_attributes(context: &ContextObject) -> ibv_device_attr {
     attr.max_srq_sge = to_int(limits.max_srq_sge);
     if context.device().persona().has_datagrams() {
         attr.max_ah = to_int(MAX_AH);
+    }
+    if context.device().persona().has_datagrams() && context.client().has_multicast() {
+        attr.max_mcast_grp = to_int(MAX_GROUPS);
+        // All memberships of a program may be in one group.
+        attr.max_mcast_qp_attach = to_int(MAX_MEMBERSHIPS);
+        attr.max_total_mcast_qp_attach = to_int(MAX_MEMBERSHIPS);
     }
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;

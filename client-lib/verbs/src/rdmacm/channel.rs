@@ -1,6 +1,6 @@
 //! Event channels (rdma_create_event_channel(3)) and their queues. The descriptor of a channel
 //! has as sources the daemon's socket and an eventfd for events of this library, and keeps the
-//! O_NONBLOCK setting of the program.
+//! O_NONBLOCK setting of the program. Its third source is a timer, once events come later.
 //!
 //! The descriptor is readable exactly while rdma_get_cm_event(3) returns an event. The daemon sends
 //! only events that the program gets ([`CmChannel::for_rdma_cm`]); before the library discards events
@@ -15,10 +15,15 @@ use crate::descriptor::EventDescriptor;
 use crate::status::pointer_of;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::AsFd;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 use siw::{CmChannel, Error, KeptDescriptor, ProcessMutex};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
 
 /// State of a channel, kept alive by its identifiers.
 pub struct EventChannel {
@@ -31,8 +36,37 @@ pub struct EventChannel {
     /// Readable while the queue is not empty.
     local: KeptDescriptor,
     queue: ProcessMutex<VecDeque<QueuedEvent>>,
+    later: ProcessMutex<LaterEvents>,
     /// The end of the daemon was reported to the identifiers.
     pub(super) gone_reported: AtomicBool,
+}
+
+/// Events whose time has not come, by time.
+#[derive(Default)]
+struct LaterEvents {
+    events: VecDeque<(Instant, QueuedEvent)>,
+    /// A source of the descriptor from the first event on: readable from the time of the first event on.
+    timer: Option<KeptDescriptor>,
+}
+
+impl LaterEvents {
+    /// Sets the timer to the first event.
+    fn set_timer(&self) {
+        let Some(timer) = &self.timer else {
+            return;
+        };
+        let left = self.events.front().map_or(Duration::ZERO, |(when, _)| {
+            let left = when.saturating_duration_since(Instant::now());
+            // Zero disarms it.
+            left.max(Duration::from_nanos(1))
+        });
+        let zero = Timespec::default();
+        let value = Itimerspec {
+            it_interval: zero,
+            it_value: Timespec::try_from(left).unwrap_or(zero),
+        };
+        let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &value);
+    }
 }
 
 /// A channel as programs see it.
@@ -78,6 +112,7 @@ impl EventChannelObject {
                 late,
                 local,
                 queue: ProcessMutex::default(),
+                later: ProcessMutex::default(),
                 gone_reported: AtomicBool::new(false),
             }),
         }))
@@ -110,6 +145,41 @@ impl EventChannel {
         }
     }
 
+    /// Adds an event after a time, which is the same for all.
+    ///
+    /// # Errors
+    /// There is no descriptor for a timer.
+    pub fn push_later(&self, delay: Duration, event: QueuedEvent) -> Result<(), Error> {
+        if self.is_inherited() {
+            return Ok(());
+        }
+        let mut later = self.later.lock_or_end_call();
+        if later.timer.is_none() {
+            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+            let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+            let timer = KeptDescriptor::at_high_number(timer)?;
+            self.descriptor.add_source(timer.as_fd())?;
+            later.timer = Some(timer);
+        }
+        later.events.push_back((Instant::now() + delay, event));
+        later.set_timer();
+        Ok(())
+    }
+
+    /// Adds the events whose time has come.
+    pub(super) fn release_later(&self) {
+        let mut later = self.later.lock_or_end_call();
+        if later.events.is_empty() || self.is_inherited() {
+            return;
+        }
+        let now = Instant::now();
+        while later.events.front().is_some_and(|(when, _)| *when <= now) {
+            let due = later.events.pop_front();
+            due.into_iter().for_each(|(_, event)| self.push(event));
+        }
+        later.set_timer();
+    }
+
     /// Takes the first event.
     pub fn pop(&self) -> Option<QueuedEvent> {
         let mut queue = self.lock_queue();
@@ -121,9 +191,19 @@ impl EventChannel {
     /// Takes out events that must not be delivered any more.
     pub fn take_matching(&self, is_meant: impl Fn(&QueuedEvent) -> bool) -> Vec<QueuedEvent> {
         let mut queue = self.lock_queue();
-        let (taken, kept): (Vec<_>, Vec<_>) = queue.drain(..).partition(is_meant);
+        let (mut taken, kept): (Vec<_>, Vec<_>) = queue.drain(..).partition(&is_meant);
         queue.extend(kept);
         self.show_state(&queue);
+        drop(queue);
+        let mut later = self.later.lock_or_end_call();
+        let all = std::mem::take(&mut later.events);
+        if !all.is_empty() {
+            let (meant, kept): (Vec<_>, Vec<_>) =
+                all.into_iter().partition(|(_, event)| is_meant(event));
+            later.events = kept.into();
+            later.set_timer();
+            taken.extend(meant.into_iter().map(|(_, event)| event));
+        }
         taken
     }
 

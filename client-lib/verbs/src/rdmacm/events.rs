@@ -349,6 +349,7 @@ impl EventChannel {
     /// when this returns `None`.
     fn next_event(&self) -> Result<Option<QueuedEvent>, Error> {
         self.queue_late_events();
+        self.release_later();
         loop {
             if let Some(event) = self.pop() {
                 return Ok(Some(event));

@@ -11,9 +11,9 @@ use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::qp::QpObject;
 use crate::ibverbs::users::EventCount;
 use crate::per_process::PerProcess;
-use crate::status::{errno_of, fail_errno, fail_with};
+use crate::status::{errno_of, fail_errno, fail_with, log_failure};
 use siw::{
-    AddressResolution, CmBinding, CmListener, ConnectionInfo, Error, ProcessMutex, Qp,
+    AddressResolution, CmBinding, CmListener, ConnectionInfo, Error, Persona, ProcessMutex, Qp,
     ResolvedAddress, SERVICE_QKEY, ServiceSearch,
 };
 use std::cell::UnsafeCell;
@@ -22,7 +22,11 @@ use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time of a connection in TIMEWAIT, as on RoCE devices of Linux (`cm_enter_timewait`, with a packet life time of
+/// 16).
+const TIME_WAIT: Duration = Duration::from_millis(512);
 
 /// An identifier as programs see it. The program may read its fields, and this library may write
 /// them, in calls that programs do not make concurrently for one identifier.
@@ -249,10 +253,30 @@ impl IdObject {
         self.lock_channel().own.is_some()
     }
 
-    /// Adds an event to its channel.
+    /// Adds an event to its channel. On InfiniBand and RoCE a disconnection is followed by the end of
+    /// TIMEWAIT.
     pub fn push_event(&self, event: QueuedEvent) {
-        if !self.is_closing() {
-            self.lock_channel().channel.push(event);
+        if self.is_closing() {
+            return;
+        }
+        let waits = event.kind() == Some(RDMA_CM_EVENT_DISCONNECTED) && self.has_time_wait();
+        let of_channel = self.lock_channel();
+        of_channel.channel.push(event);
+        // A call of a synchronous identifier would take it for its own event.
+        if waits && of_channel.own.is_none() {
+            let exit = QueuedEvent::plain(self.number, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+            if let Err(error) = of_channel.channel.push_later(TIME_WAIT, exit) {
+                log_failure("RDMA_CM_EVENT_TIMEWAIT_EXIT", &error);
+            }
+        }
+    }
+
+    /// True if it is of a device that programs do not take for an iWARP device.
+    fn has_time_wait(&self) -> bool {
+        // SAFETY: a valid pointer; the context is open for good.
+        unsafe {
+            let verbs = (*self.as_abi()).verbs;
+            !verbs.is_null() && ContextObject::from_abi(verbs).device().persona() != Persona::Iwarp
         }
     }
 

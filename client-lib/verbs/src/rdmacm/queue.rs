@@ -98,6 +98,14 @@ impl QueuedEvent {
         })
     }
 
+    /// Returns the kind of an event of an existing identifier.
+    pub fn kind(&self) -> Option<rdma_cm_event_type> {
+        match self {
+            QueuedEvent::Plain(event) => Some(event.kind),
+            QueuedEvent::Request { .. } => None,
+        }
+    }
+
     /// Returns the identifier that has to acknowledge it.
     pub fn owner(&self) -> RegisteredId {
         match self {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::listening::PAIRING_PORT;
 use crate::ids::{ClientId, Qpn};
 
 /// Connection attempt of a queue pair to its other end.
@@ -23,13 +24,27 @@ pub struct PairAttempt {
     pub retry_after: Duration,
     /// Time since which the peer's daemon reports an unknown queue pair.
     pub unknown_since: Option<Instant>,
+    /// The peer's address has sent RC over RoCE to the queue pair.
+    pub speaks_roce: bool,
 }
+
+/// Reason why hosts without siwd cannot be peers. Short: an asynchronous event has room for 128 bytes.
+const RC_IS_IWARP: &str = "siwd's RC is iWARP, so the peer has to run siwd";
 
 impl PairAttempt {
     /// Error text for an attempt without any answer.
     pub fn describe_absence(&self) -> String {
         let PairAttempt { peer, peer_qpn, .. } = self;
-        format!("queue pair {peer_qpn} of {peer} did not reach RTR in time")
+        match self.speaks_roce {
+            true => format!("{peer} sends RC over RoCE: {RC_IS_IWARP}"),
+            false => format!("no queue pair {peer_qpn} in RTR at {peer} in time; {RC_IS_IWARP}"),
+        }
+    }
+
+    /// Error text for an attempt whose connections were refused.
+    pub fn describe_refusal(&self) -> String {
+        let peer = self.peer;
+        format!("{peer} refuses TCP port {PAIRING_PORT}: {RC_IS_IWARP}")
     }
 }
 

@@ -142,6 +142,7 @@ impl Pairing {
             until: Instant::now() + PAIRING_TIMEOUT,
             retry_after: FIRST_RETRY,
             unknown_since: None,
+            speaks_roce: false,
         };
         let until = attempt.until;
         if let Some(qp) = context.resources.qp_mut(id, qpn) {
@@ -437,19 +438,27 @@ pub(in crate::control) fn on_pair_failed(
             context.resources.pair_times.set_time(next, id, qpn);
             return true;
         }
+        _ if attempt.speaks_roce => attempt.describe_absence(),
         ConnectFailure::Unreachable => {
             format!("no neighbour answers for {}", attempt.peer)
         }
-        ConnectFailure::Refused => {
-            format!(
-                "{} refuses connections of queue pairs; does it run siwd?",
-                attempt.peer
-            )
-        }
+        ConnectFailure::Refused => attempt.describe_refusal(),
         _ => attempt.describe_absence(),
     };
     fail_pair(context, id, qpn, &reason);
     true
+}
+
+/// Records that a host has sent RC over RoCE to a queue pair, if that waits for it. The wait goes on, since anyone
+/// may have sent it.
+pub(in crate::control) fn note_roce_peer(resources: &mut Resources, qpn: Qpn, remote: IpAddr) {
+    let Some(id) = resources.owner_of_qp(qpn) else {
+        return;
+    };
+    let pair = resources.qp_mut(id, qpn).and_then(|qp| qp.pair.as_mut());
+    if let Some(pair) = pair.filter(|pair| pair.peer == remote) {
+        pair.speaks_roce = true;
+    }
 }
 
 /// Flushes posted work requests, records the reason, and reports it to the client.

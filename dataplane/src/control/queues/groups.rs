@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use nix::libc;
 use siw_shm::control::messages as m;
+use siw_shm::control::{MAX_GROUPS, MAX_MEMBERSHIPS};
 
 use crate::control::account::quotas::Quota;
 use crate::control::context::Context;
@@ -20,10 +21,6 @@ use crate::control::request::replies::{EMPTY, Outcome, Served, send_reply};
 use crate::control::resources::{QpPhase, Resources};
 use crate::ids::{ClientId, Qpn};
 use crate::worker::messages::{Command, Membership};
-
-/// Maximum number of memberships of one client, and of groups of one device.
-const MAX_MEMBERSHIPS: usize = 256;
-const MAX_GROUPS: usize = 64;
 
 /// The queue pair's device and worker, if it sends and receives datagrams.
 fn datagram_qp(
@@ -87,14 +84,14 @@ pub(in crate::control) fn attach(
     let resources = &mut context.resources;
     let client = resources.client_mut(id)?;
     if !client.memberships.contains_key(&key) {
-        if client.memberships.len() >= MAX_MEMBERSHIPS {
+        if client.memberships.len() >= MAX_MEMBERSHIPS as usize {
             let why = format!("{MAX_MEMBERSHIPS} memberships of groups is the limit of a client");
             return Err(Refusal::new(libc::ENOMEM, why));
         }
         let on_device = resources.groups.range((device, IpAddr::from([0; 4]))..);
         let on_device = on_device.take_while(|((of, _), _)| *of == device).count();
         let is_new = !resources.groups.contains_key(&(device, group));
-        if is_new && on_device >= MAX_GROUPS {
+        if is_new && on_device >= MAX_GROUPS as usize {
             let why = format!("{MAX_GROUPS} groups is the limit of a device");
             return Err(Refusal::new(libc::ENOMEM, why));
         }

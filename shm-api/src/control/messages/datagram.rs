@@ -32,6 +32,10 @@ pub struct CreateAh {
 pub const MAX_AH_TIMEOUT_MS: u32 = 5_000;
 /// Maximum number of address handles of one client.
 pub const MAX_AH: u32 = 65_536;
+/// Maximum number of multicast groups of one device.
+pub const MAX_GROUPS: u32 = 64;
+/// Maximum number of memberships of one client's queue pairs in multicast groups.
+pub const MAX_MEMBERSHIPS: u32 = 256;
 
 /// Destroys an address handle (ibv_destroy_ah(3)). Datagrams posted to it that are not sent yet fail with
 /// LOC_QP_OP_ERR.

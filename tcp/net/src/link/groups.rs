@@ -6,6 +6,7 @@ use core::time::Duration;
 
 use crate::config::IpCidr;
 use crate::link::control_queue::ControlQueue;
+use crate::siphash::Key;
 use crate::stats::NetStats;
 use crate::time::Instant;
 use crate::wire::checksum::OnesComplementSum;
@@ -34,14 +35,77 @@ const ALL_ROUTERS_V6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Shortest time between the answers to two queries.
 const ANSWER_PAUSE: Duration = Duration::from_millis(100);
 
+/// Longest delay of the second report of a group that is entered (Unsolicited Report Interval: RFC 2236 section
+/// 8.10, RFC 2710 section 7.10).
+const REPORT_INTERVAL_NS: u64 = 10_000_000_000;
+
 /// Groups of which queue pairs are members.
-#[derive(Default)]
 pub(crate) struct Groups {
     joined: Vec<IpAddr>,
     answered: Option<Instant>,
+    /// Second reports: their groups and times.
+    repeats: Vec<(IpAddr, Instant)>,
+    /// Time of the first one in ns; `u64::MAX` if there is none.
+    next_repeat: u64,
+    /// Draws the delays of second reports, with the number of the draw.
+    secret: Key,
+    draws: u64,
 }
 
 impl Groups {
+    /// `secret`: makes the delays of reports differ between hosts.
+    pub(crate) fn new(secret: Key) -> Groups {
+        Groups {
+            joined: Vec::new(),
+            answered: None,
+            repeats: Vec::new(),
+            next_repeat: u64::MAX,
+            secret,
+            draws: 0,
+        }
+    }
+
+    /// Returns whether reports are due.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        now.0 >= self.next_repeat
+    }
+
+    /// Returns the time of the next report.
+    #[inline]
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        (self.next_repeat != u64::MAX).then_some(Instant(self.next_repeat))
+    }
+
+    /// Reports a group that was entered, now and once more after a random delay, since the first report may be
+    /// lost (RFC 2236 section 3, RFC 2710 section 4).
+    pub(crate) fn report(&mut self, now: Instant, group: IpAddr, reporter: &mut Reporter<'_>) {
+        reporter.send(group, Membership::Report);
+        self.draws += 1;
+        let delay = self.secret.hash::<2, 4>(&[self.draws]) % REPORT_INTERVAL_NS;
+        self.repeats.retain(|(other, _)| *other != group);
+        self.repeats.push((group, Instant(now.0 + delay)));
+        self.find_next_repeat();
+    }
+
+    /// Sends the reports that are due.
+    #[cold]
+    pub(crate) fn repeat_reports(&mut self, now: Instant, reporter: &mut Reporter<'_>) {
+        self.repeats.retain(|(group, when)| {
+            let is_due = *when <= now;
+            if is_due {
+                reporter.send(*group, Membership::Report);
+            }
+            !is_due
+        });
+        self.find_next_repeat();
+    }
+
+    fn find_next_repeat(&mut self) {
+        let times = self.repeats.iter().map(|(_, when)| when.0);
+        self.next_repeat = times.min().unwrap_or(u64::MAX);
+    }
+
     /// Returns whether packets to the group are received.
     #[inline]
     pub(crate) fn has(&self, group: IpAddr) -> bool {
@@ -58,6 +122,8 @@ impl Groups {
     /// Leaves a group.
     pub(crate) fn leave(&mut self, group: IpAddr) {
         self.joined.retain(|joined| *joined != group);
+        self.repeats.retain(|(other, _)| *other != group);
+        self.find_next_repeat();
     }
 
     /// Answers an IGMP message, if it is a query with a right checksum.

@@ -22,11 +22,11 @@ impl Network {
 
     /// Receives datagrams of RoCEv2 to a group from now on. `reports`: this worker tells routers and
     /// switches.
-    pub fn join_group(&mut self, group: IpAddr, reports: bool) {
+    pub fn join_group(&mut self, now: Instant, group: IpAddr, reports: bool) {
         let (groups, mut reporter) = self.groups();
         groups.join(group);
         if reports {
-            reporter.send(group, Membership::Report);
+            groups.report(now, group, &mut reporter);
         }
     }
 

@@ -70,7 +70,7 @@ impl Network {
             neighbours: Neighbours::new(config.neighbours),
             learned_routes: LearnedRoutes::default(),
             takes_roce: false,
-            groups: Groups::default(),
+            groups: Groups::new(secret),
             control_queue: ControlQueue::new(&config, secret, TokenBucket::new(rate)),
             conflicts: AddressConflicts::new(config.gratuitous_arp, now),
             datagrams: TokenBucket::new(rate),
@@ -281,15 +281,19 @@ impl Network {
     /// Returns whether [`poll`](Self::poll) has a timer to serve.
     #[inline]
     fn is_due(&self, now: Instant) -> bool {
-        self.neighbours.is_due(now) || self.conflicts.is_due(now)
+        self.neighbours.is_due(now) || self.conflicts.is_due(now) || self.groups.is_due(now)
     }
 
-    /// Serves the timers of addresses and neighbours. Returns the connections whose neighbour did not
+    /// Serves the timers of addresses, groups and neighbours. Returns the connections whose neighbour did not
     /// answer.
     #[inline]
     fn poll(&mut self, now: Instant) -> Vec<ConnId> {
         if self.conflicts.is_due(now) {
             self.probe_addresses(now);
+        }
+        if self.groups.is_due(now) {
+            let (groups, mut reporter) = self.groups();
+            groups.repeat_reports(now, &mut reporter);
         }
         if !self.neighbours.is_due(now) {
             return Vec::new();
@@ -305,6 +309,7 @@ impl Network {
         let all = [
             self.neighbours.next_deadline(),
             self.conflicts.next_deadline(),
+            self.groups.next_deadline(),
         ];
         all.into_iter().flatten().min()
     }
