@@ -247,6 +247,12 @@ fn a_receiver_that_does_not_post_ends_the_connection() {
     let said = fail_pingpong("--faults receiver-never-posts ", "-n 100");
     assert!(said.contains("injected fault 1: withhold on QP "), "{said}");
     assert!(said.contains("Failed status"), "{said}");
+    if !is_installed("rping", CM_UTILS) {
+        return;
+    }
+    // Its thread sleeps until the withheld requests are flushed.
+    let (_, said) = run_rping("--faults receiver-never-posts ");
+    assert!(said.contains("RDMA_CM_EVENT_DISCONNECTED"), "{said}");
 }
 
 #[test]

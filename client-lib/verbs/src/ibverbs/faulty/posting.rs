@@ -57,6 +57,9 @@ impl Due {
     }
 }
 
+/// Time between two looks whether a queue pair with withheld requests has ended: it flushes them, and the program may
+/// sleep until then.
+const LOOK: Duration = Duration::from_millis(50);
 /// Time after which a full queue is tried again.
 const RETRY: Duration = Duration::from_millis(1);
 
@@ -234,7 +237,7 @@ impl QpFaults {
     }
 
     /// Posts the withheld requests whose time has come; all of them to a queue pair in the error state, which
-    /// flushes them. Returns the time of the next one.
+    /// flushes them. Returns the time at which to look again.
     pub fn release(&self, queue_pair: &QpObject, now: Instant) -> Option<Instant> {
         let mut withheld = self.withheld.lock_or_end_call();
         if withheld.0.is_empty() {
@@ -247,12 +250,14 @@ impl QpFaults {
         if let Ok(mut posting) = queue_pair.qp().start_receiving() {
             withheld.release(now, has_ended, |request| posting.push(request));
         }
-        if withheld.0.is_empty()
-            && let Some(faults) = queue_pair.context().faults()
-        {
-            faults.withholding.fetch_sub(1, Ordering::Relaxed);
+        if withheld.0.is_empty() {
+            if let Some(faults) = queue_pair.context().faults() {
+                faults.withholding.fetch_sub(1, Ordering::Relaxed);
+            }
+            return None;
         }
-        withheld.next_due()
+        let look = now + LOOK;
+        Some(withheld.next_due().map_or(look, |due| due.min(look)))
     }
 }
 
