@@ -1,4 +1,4 @@
-//! Timers that make a descriptor of events readable, for faults that happen at a time.
+//! Timers that make a descriptor of events readable at a time.
 
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::time::{

@@ -8,22 +8,17 @@
 //! that may follow elsewhere ([`Devices::park_events`]).
 
 use super::devices::Devices;
-use super::faulty::LateEvents;
+use super::late_events::LateEvents;
 use super::queue::QueuedEvent;
 use crate::abi::rdma_event_channel;
 use crate::descriptor::EventDescriptor;
 use crate::status::pointer_of;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::AsFd;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 use siw::{CmChannel, Error, KeptDescriptor, ProcessMutex};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
 
 /// State of a channel, kept alive by its identifiers.
 pub struct EventChannel {
@@ -31,42 +26,12 @@ pub struct EventChannel {
     pub daemon: CmChannel,
     pub devices: &'static Devices,
     pub(super) descriptor: EventDescriptor,
-    /// Events of the plan that come at a time; None without a plan.
-    pub(super) late: Option<LateEvents>,
+    pub(super) late: LateEvents,
     /// Readable while the queue is not empty.
     local: KeptDescriptor,
     queue: ProcessMutex<VecDeque<QueuedEvent>>,
-    later: ProcessMutex<LaterEvents>,
     /// The end of the daemon was reported to the identifiers.
     pub(super) gone_reported: AtomicBool,
-}
-
-/// Events whose time has not come, by time.
-#[derive(Default)]
-struct LaterEvents {
-    events: VecDeque<(Instant, QueuedEvent)>,
-    /// A source of the descriptor from the first event on: readable from the time of the first event on.
-    timer: Option<KeptDescriptor>,
-}
-
-impl LaterEvents {
-    /// Sets the timer to the first event.
-    fn set_timer(&self) {
-        let Some(timer) = &self.timer else {
-            return;
-        };
-        let left = self.events.front().map_or(Duration::ZERO, |(when, _)| {
-            let left = when.saturating_duration_since(Instant::now());
-            // Zero disarms it.
-            left.max(Duration::from_nanos(1))
-        });
-        let zero = Timespec::default();
-        let value = Itimerspec {
-            it_interval: zero,
-            it_value: Timespec::try_from(left).unwrap_or(zero),
-        };
-        let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &value);
-    }
 }
 
 /// A channel as programs see it.
@@ -97,10 +62,7 @@ impl EventChannelObject {
             0,
             EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
         )?)?;
-        let late = LateEvents::new()?;
-        let sources = [daemon.as_fd(), local.as_fd()].into_iter();
-        let sources = sources.chain(late.as_ref().map(|late| late.alarm.as_fd()));
-        let descriptor = EventDescriptor::new(&sources.collect::<Vec<_>>())?;
+        let descriptor = EventDescriptor::new(&[daemon.as_fd(), local.as_fd()])?;
         Ok(Box::new(EventChannelObject {
             abi: rdma_event_channel {
                 fd: descriptor.number(),
@@ -109,10 +71,9 @@ impl EventChannelObject {
                 daemon,
                 devices,
                 descriptor,
-                late,
+                late: LateEvents::default(),
                 local,
                 queue: ProcessMutex::default(),
-                later: ProcessMutex::default(),
                 gone_reported: AtomicBool::new(false),
             }),
         }))
@@ -145,41 +106,6 @@ impl EventChannel {
         }
     }
 
-    /// Adds an event after a time, which is the same for all.
-    ///
-    /// # Errors
-    /// There is no descriptor for a timer.
-    pub fn push_later(&self, delay: Duration, event: QueuedEvent) -> Result<(), Error> {
-        if self.is_inherited() {
-            return Ok(());
-        }
-        let mut later = self.later.lock_or_end_call();
-        if later.timer.is_none() {
-            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-            let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            let timer = KeptDescriptor::at_high_number(timer)?;
-            self.descriptor.add_source(timer.as_fd())?;
-            later.timer = Some(timer);
-        }
-        later.events.push_back((Instant::now() + delay, event));
-        later.set_timer();
-        Ok(())
-    }
-
-    /// Adds the events whose time has come.
-    pub(super) fn release_later(&self) {
-        let mut later = self.later.lock_or_end_call();
-        if later.events.is_empty() || self.is_inherited() {
-            return;
-        }
-        let now = Instant::now();
-        while later.events.front().is_some_and(|(when, _)| *when <= now) {
-            let due = later.events.pop_front();
-            due.into_iter().for_each(|(_, event)| self.push(event));
-        }
-        later.set_timer();
-    }
-
     /// Takes the first event.
     pub fn pop(&self) -> Option<QueuedEvent> {
         let mut queue = self.lock_queue();
@@ -191,19 +117,9 @@ impl EventChannel {
     /// Takes out events that must not be delivered any more.
     pub fn take_matching(&self, is_meant: impl Fn(&QueuedEvent) -> bool) -> Vec<QueuedEvent> {
         let mut queue = self.lock_queue();
-        let (mut taken, kept): (Vec<_>, Vec<_>) = queue.drain(..).partition(&is_meant);
+        let (taken, kept): (Vec<_>, Vec<_>) = queue.drain(..).partition(is_meant);
         queue.extend(kept);
         self.show_state(&queue);
-        drop(queue);
-        let mut later = self.later.lock_or_end_call();
-        let all = std::mem::take(&mut later.events);
-        if !all.is_empty() {
-            let (meant, kept): (Vec<_>, Vec<_>) =
-                all.into_iter().partition(|(_, event)| is_meant(event));
-            later.events = kept.into();
-            later.set_timer();
-            taken.extend(meant.into_iter().map(|(_, event)| event));
-        }
         taken
     }
 

@@ -349,7 +349,6 @@ impl EventChannel {
     /// when this returns `None`.
     fn next_event(&self) -> Result<Option<QueuedEvent>, Error> {
         self.queue_late_events();
-        self.release_later();
         loop {
             if let Some(event) = self.pop() {
                 return Ok(Some(event));
@@ -478,6 +477,7 @@ pub unsafe fn destroy_event_channel(channel: *mut rdma_event_channel) {
         // Requests that nobody can take any more are rejected.
         let _ = object.channel().drain_daemon();
         drop(object.channel().take_matching(|_| true));
+        drop(object.channel().take_late_events(None));
     }
 }
 

@@ -1,102 +1,18 @@
 //! Faults of the plan at rdma_cm: events in place of the real ones, and events at a time.
 
-use super::channel::EventChannel;
 use super::id::{IdObject, Resolved, find_queue_pair, with_registered};
 use super::queue::{PeerRequest, PlainEvent, QueuedEvent, RegisteredId};
 use crate::abi::*;
-use crate::alarm::Alarm;
 use crate::faults::{cm_fault, device_fault, loaded_plan};
-use siw::{ConnectionInfo, ProcessMutex};
+use crate::status::log_failure;
+use siw::ConnectionInfo;
 use siw_faults::{CmEvent, Kind, Site};
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Events of a channel that come at a time.
-pub struct LateEvents {
-    /// Makes the descriptor of the channel readable.
-    pub alarm: Alarm,
-    events: ProcessMutex<Vec<(Instant, QueuedEvent)>>,
-}
-
-impl LateEvents {
-    /// Creates the list of a new channel; None without a plan.
-    pub fn new() -> std::io::Result<Option<LateEvents>> {
-        if loaded_plan().is_none() {
-            return Ok(None);
-        }
-        Ok(Some(LateEvents {
-            alarm: Alarm::new()?,
-            events: ProcessMutex::default(),
-        }))
-    }
-
-    /// Adds an event.
-    fn push(&self, time: Instant, event: QueuedEvent) {
-        self.events.lock_or_end_call().push((time, event));
-        self.alarm.set_no_later(time);
-    }
-
-    /// Takes the events whose time has come, the earliest first.
-    fn take_due(&self, now: Instant) -> Vec<QueuedEvent> {
-        if !self.alarm.is_due(now) {
-            return Vec::new();
-        }
-        let mut events = self.events.lock_or_end_call();
-        events.sort_by_key(|(time, _)| *time);
-        let due = events.partition_point(|(time, _)| *time <= now);
-        let taken = events.drain(..due).map(|(_, event)| event).collect();
-        self.alarm.set(events.first().map(|(time, _)| *time));
-        taken
-    }
-
-    /// Takes out the events of an identifier.
-    pub fn take_of(&self, owner: RegisteredId) -> Vec<(Instant, QueuedEvent)> {
-        let mut events = self.events.lock_or_end_call();
-        let of_owner = events.extract_if(.., |(_, event)| event.owner() == owner);
-        let taken = of_owner.collect();
-        // The descriptor is readable only when there is an event.
-        self.alarm.set(events.iter().map(|(time, _)| *time).min());
-        taken
-    }
-}
-
-impl EventChannel {
-    /// Queues the events whose time has come.
-    pub fn queue_late_events(&self) {
-        let Some(late) = &self.late else {
-            return;
-        };
-        for event in late.take_due(Instant::now()) {
-            if let QueuedEvent::Plain(plain) = &event
-                && plain.kind == RDMA_CM_EVENT_DEVICE_REMOVAL
-            {
-                end_queue_pair(plain.id);
-            }
-            self.push(event);
-        }
-    }
-
-    /// Moves the late events of an identifier here.
-    pub fn take_late_events(&self, from: &EventChannel, owner: RegisteredId) {
-        let (Some(late), Some(from)) = (&self.late, &from.late) else {
-            return;
-        };
-        for (time, event) in from.take_of(owner) {
-            late.push(time, event);
-        }
-    }
-
-    /// Forgets the late events of an identifier.
-    pub fn drop_late_events(&self, owner: RegisteredId) {
-        if let Some(late) = &self.late {
-            drop(late.take_of(owner));
-        }
-    }
-}
-
 /// Moves the queue pair of an identifier whose device is removed to the error state.
-fn end_queue_pair(id: RegisteredId) {
+pub(super) fn end_queue_pair(id: RegisteredId) {
     let found = with_registered(id, |id| {
         // SAFETY: an identifier of this library, which is not freed meanwhile.
         unsafe { find_queue_pair(id.as_abi()) }
@@ -109,10 +25,12 @@ fn end_queue_pair(id: RegisteredId) {
 impl IdObject {
     /// Queues an event of the plan after a time.
     fn push_late(&self, delay: Duration, event: QueuedEvent) {
-        let channel = self.channel();
-        match &channel.late {
-            Some(late) if !delay.is_zero() => late.push(Instant::now() + delay, event),
-            _ => self.push_event(event),
+        if delay.is_zero() {
+            return self.push_event(event);
+        }
+        let time = Instant::now() + delay;
+        if let Err(error) = self.channel().push_at(time, event) {
+            log_failure("an event of the fault plan", &error);
         }
     }
 

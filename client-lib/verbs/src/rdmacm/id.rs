@@ -265,7 +265,7 @@ impl IdObject {
         // A call of a synchronous identifier would take it for its own event.
         if waits && of_channel.own.is_none() {
             let exit = QueuedEvent::plain(self.number, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
-            if let Err(error) = of_channel.channel.push_later(TIME_WAIT, exit) {
+            if let Err(error) = of_channel.channel.push_at(Instant::now() + TIME_WAIT, exit) {
                 log_failure("RDMA_CM_EVENT_TIMEWAIT_EXIT", &error);
             }
         }

@@ -82,7 +82,7 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     // Requests that the program has not taken are rejected.
     let _ = channel.drain_daemon();
     drop(channel.take_matching(|event| event.owner() == number));
-    channel.drop_late_events(number);
+    drop(channel.take_late_events(Some(number)));
     object.events.wait_acknowledged();
     lock_registered().remove(&number);
     // SAFETY: `IdObject::create` boxed it; the manual page forbids any later use.
@@ -155,7 +155,7 @@ unsafe fn migrate(
         for event in from.take_matching(|event| event.owner() == number) {
             to.push(event);
         }
-        to.take_late_events(&from, number);
+        to.adopt_late_events(&from, number);
         let channel = to.clone();
         std::mem::replace(&mut *current, ChannelOf { channel, own })
     };

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `exports.rs` | the table of symbols |
 //! | `devices.rs` | the process's connection to the daemon, and a context for each device |
-//! | `queue.rs`, `channel.rs` | waiting events; event channels |
+//! | `queue.rs`, `channel.rs`, `late_events.rs` | waiting events; event channels; events that come at a time |
 //! | `id.rs` | identifiers, and the table of them |
 //! | `events.rs` | passes events of the daemon to identifiers, and those of channels to the program |
 //! | `lifecycle.rs` | creating, destroying, migrating identifiers |
@@ -29,6 +29,7 @@ mod events;
 mod exports;
 mod faulty;
 mod id;
+mod late_events;
 mod lifecycle;
 mod lookup;
 mod multicast;
