@@ -12,7 +12,8 @@ use std::ffi::c_int;
 /// successful start to the end of polling.
 #[derive(Default)]
 pub struct Current {
-    lock: BracketLock,
+    /// Held from a successful start to the end of polling.
+    pub(super) lock: BracketLock,
     completion: UnsafeCell<Wc>,
 }
 
@@ -108,38 +109,41 @@ pub(super) fn fill_polling(
     abi.next_poll = Some(next_poll);
 }
 
-/// Polls one completion.
-#[inline(always)]
-fn poll_one(queue: &CqObject, completion: &mut [Wc]) -> Result<usize, Error> {
-    queue.cq().poll(completion)
-}
-
-/// Takes the next completion into the queue's struct, by a function that polls.
+/// Makes a completion the current one.
 ///
 /// # Safety
 /// A completion queue of this library, locked by this thread.
 #[inline(always)]
-pub(super) unsafe fn take_next(
-    cq: *mut ibv_cq_ex,
-    poll: impl Fn(&CqObject, &mut [Wc]) -> Result<usize, Error>,
-) -> c_int {
+pub(super) unsafe fn set_current(cq: *mut ibv_cq_ex, completion: &Wc) {
+    // SAFETY: the library may write the fields between start and end of polling; the completion
+    // belongs to this thread.
+    unsafe {
+        let queue = CqObject::from_abi(cq.cast());
+        (*cq).status = completion.status.0.into();
+        (*cq).wr_id = completion.wr_id;
+        *queue.current.completion.get() = *completion;
+    }
+}
+
+/// Takes the next completion into the queue's struct.
+///
+/// # Safety
+/// A completion queue of this library, locked by this thread.
+unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: by the caller's contract.
     let queue = unsafe { CqObject::from_abi(cq.cast()) };
     let mut completion = [Wc::default()];
-    let found = match poll(queue, &mut completion) {
-        Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => poll(queue, &mut completion),
+    let found = match queue.cq().poll(&mut completion) {
+        Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => {
+            queue.cq().poll(&mut completion)
+        }
         found => found,
     };
     match found {
         Ok(0) => libc::ENOENT,
         Ok(_) => {
-            // SAFETY: the library may write the fields between start and end of polling; the
-            // completion belongs to this thread.
-            unsafe {
-                (*cq).status = completion[0].status.0.into();
-                (*cq).wr_id = completion[0].wr_id;
-                *queue.current.completion.get() = completion[0];
-            }
+            // SAFETY: by the caller's contract.
+            unsafe { set_current(cq, &completion[0]) };
             0
         }
         Err(error) => error.errno(),
@@ -147,20 +151,6 @@ pub(super) unsafe fn take_next(
 }
 
 unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: as the caller promised.
-    unsafe { start_poll_by(cq, attr, poll_one) }
-}
-
-/// ibv_start_poll(3), by a function that polls.
-///
-/// # Safety
-/// The contract of the manual page.
-#[inline(always)]
-pub(super) unsafe fn start_poll_by(
-    cq: *mut ibv_cq_ex,
-    attr: *mut ibv_poll_cq_attr,
-    poll: impl Fn(&CqObject, &mut [Wc]) -> Result<usize, Error>,
-) -> c_int {
     // SAFETY: NULL or a struct to read.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
@@ -169,7 +159,7 @@ pub(super) unsafe fn start_poll_by(
     let queue = unsafe { CqObject::from_abi(cq.cast()) };
     queue.current.lock.lock_or_end_call();
     // SAFETY: locked.
-    let status = unsafe { take_next(cq, poll) };
+    let status = unsafe { take_next(cq) };
     if status != 0 {
         queue.current.lock.unlock();
     }
@@ -178,7 +168,7 @@ pub(super) unsafe fn start_poll_by(
 
 unsafe fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a completion queue of this library, which `start_poll` locked.
-    unsafe { take_next(cq, poll_one) }
+    unsafe { take_next(cq) }
 }
 
 unsafe fn end_poll(cq: *mut ibv_cq_ex) {

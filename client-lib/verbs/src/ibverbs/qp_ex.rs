@@ -136,7 +136,7 @@ impl Building {
 }
 
 /// Functions in the struct of a queue pair.
-mod slots {
+pub(super) mod slots {
     use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
     use std::ffi::{c_int, c_void};
 
@@ -276,7 +276,7 @@ unsafe fn start(qp: *mut ibv_qp_ex) {
     }
 }
 
-pub(super) unsafe fn complete(qp: *mut ibv_qp_ex) -> c_int {
+unsafe fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as in `start`.
     let (object, building) = unsafe { (object_of(qp), building(qp)) };
     let posted = match building.error.take() {
@@ -292,7 +292,7 @@ pub(super) unsafe fn complete(qp: *mut ibv_qp_ex) -> c_int {
     crate::status::errno_of("ibv_wr_complete", posted)
 }
 
-pub(super) unsafe fn abort(qp: *mut ibv_qp_ex) {
+unsafe fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: as in `start`.
     unsafe { object_of(qp) }.batch.lock.unlock();
 }

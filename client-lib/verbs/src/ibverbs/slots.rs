@@ -32,14 +32,14 @@ c_functions! {
 }
 
 fast_functions! {
-    fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int = cq::poll_cq;
-    fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int = cq::req_notify_cq;
-    fn post_srq_recv(
+    pub(super) fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int = cq::poll_cq;
+    pub(super) fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int = cq::req_notify_cq;
+    pub(super) fn post_srq_recv(
         srq: *mut ibv_srq, list: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr,
     ) -> c_int = post::post_srq_recv;
-    fn post_send(qp: *mut ibv_qp, list: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int
+    pub(super) fn post_send(qp: *mut ibv_qp, list: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int
         = post::post_send;
-    fn post_recv(qp: *mut ibv_qp, list: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int
+    pub(super) fn post_recv(qp: *mut ibv_qp, list: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int
         = post::post_recv;
 }
 

@@ -6,9 +6,10 @@
 use super::{Name, name_of, plan};
 use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
-use crate::ibverbs::cq::{self, CqObject, write_completion};
-use crate::ibverbs::cq_ex;
+use crate::ibverbs::cq::{CqObject, write_completion};
+use crate::ibverbs::cq_ex::set_current;
 use crate::ibverbs::qp::QpObject;
+use crate::ibverbs::slots;
 use crate::status::fail_with;
 use siw::{AsyncEvent, AsyncEventKind, Error, ProcessMutex, Qp, Wc, WcOpcode, WcStatus};
 use siw_faults::{Decider, Hit, Kind, Operation, Scope, Site};
@@ -317,7 +318,7 @@ pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int 
     let queue = unsafe { CqObject::from_abi(cq) };
     let Some(faults) = queue.faults() else {
         // SAFETY: as the caller promised.
-        return unsafe { cq::poll_cq(cq, count, out) };
+        return unsafe { slots::poll_cq(cq, count, out) };
     };
     let wanted = usize::try_from(count).unwrap_or(0);
     let mut taken = 0;
@@ -348,7 +349,7 @@ pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int 
 /// ibv_req_notify_cq(3)
 pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: as the caller promised.
-    let result = unsafe { cq::req_notify_cq(cq, solicited_only) };
+    let result = unsafe { slots::req_notify_cq(cq, solicited_only) };
     // SAFETY: a completion queue of this library.
     let queue = unsafe { CqObject::from_abi(cq) };
     let Some(faults) = queue.faults() else {
@@ -366,22 +367,52 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     result
 }
 
-/// Polls one completion for the extended functions.
-fn poll_one(queue: &CqObject, completion: &mut [Wc]) -> Result<usize, Error> {
-    match queue.faults() {
-        Some(faults) => poll(queue, faults, completion),
-        None => queue.cq().poll(completion),
+/// Takes the next completion into the queue's struct.
+///
+/// # Safety
+/// A completion queue of this library, locked by this thread.
+unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: by the caller's contract.
+    let queue = unsafe { CqObject::from_abi(cq.cast()) };
+    let mut completion = [Wc::default()];
+    let mut poll_one = || match queue.faults() {
+        Some(faults) => poll(queue, faults, &mut completion),
+        None => queue.cq().poll(&mut completion),
+    };
+    let found = match poll_one() {
+        Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => poll_one(),
+        found => found,
+    };
+    match found {
+        Ok(0) => libc::ENOENT,
+        Ok(_) => {
+            // SAFETY: by the caller's contract.
+            unsafe { set_current(cq, &completion[0]) };
+            0
+        }
+        Err(error) => error.errno(),
     }
 }
 
 /// ibv_start_poll(3)
 pub unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: as the caller promised.
-    unsafe { cq_ex::start_poll_by(cq, attr, poll_one) }
+    // SAFETY: NULL or a struct to read.
+    if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    // SAFETY: a completion queue of this library.
+    let queue = unsafe { CqObject::from_abi(cq.cast()) };
+    queue.current.lock.lock_or_end_call();
+    // SAFETY: locked.
+    let status = unsafe { take_next(cq) };
+    if status != 0 {
+        queue.current.lock.unlock();
+    }
+    status
 }
 
 /// ibv_next_poll(3)
 pub unsafe fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: as the caller promised.
-    unsafe { cq_ex::take_next(cq, poll_one) }
+    // SAFETY: a completion queue of this library, which `start_poll` locked.
+    unsafe { take_next(cq) }
 }

@@ -5,13 +5,14 @@ use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::qp::QpObject;
 use crate::ibverbs::srq::SrqObject;
-use crate::ibverbs::{post, qp_ex};
+use crate::ibverbs::{qp_ex, slots};
 use crate::status::fail_errno;
-use siw::{Error, ProcessMutex, QpState, RecvWr, Sge};
+use siw::{ProcessMutex, QpState, Sge};
 use siw_faults::{Decider, Hit, Kind, Operation, Scope, Site};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::fmt::Display;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -90,21 +91,24 @@ impl Withheld {
         }
     }
 
-    /// Posts the requests whose time has come, or all.
+    /// Posts the requests whose time has come, or all, by `post`, which has the contract of ibv_post_recv(3).
     fn release(
         &mut self,
         now: Instant,
         all: bool,
-        mut push: impl FnMut(&RecvWr<'_>) -> Result<(), Error>,
+        mut post: impl FnMut(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
     ) {
         while let Some(first) = self.0.front()
             && (all || first.due.has_come(now))
         {
-            let request = RecvWr {
+            let mut request = ibv_recv_wr {
                 wr_id: first.wr_id,
-                sges: &first.sges,
+                next: null_mut(),
+                sg_list: first.sges.as_ptr().cast_mut().cast(),
+                num_sge: first.sges.len() as c_int,
             };
-            if matches!(push(&request), Err(Error::QueueFull)) {
+            // Other errors than that of a full queue would have been those of the program's post.
+            if post(&mut request, &mut null_mut()) == libc::ENOMEM {
                 return;
             }
             self.0.pop_front();
@@ -247,9 +251,10 @@ impl QpFaults {
             queue_pair.qp().state(),
             Some(QpState::Closing | QpState::Terminate | QpState::Error)
         ) || queue_pair.verbs_state() == IBV_QPS_ERR;
-        if let Ok(mut posting) = queue_pair.qp().start_receiving() {
-            withheld.release(now, has_ended, |request| posting.push(request));
-        }
+        let qp = queue_pair.as_abi();
+        // SAFETY: a queue pair of this library, and a request.
+        let post = |request, bad| unsafe { slots::post_recv(qp, request, bad) };
+        withheld.release(now, has_ended, post);
         if withheld.0.is_empty() {
             if let Some(faults) = queue_pair.context().faults() {
                 faults.withholding.fetch_sub(1, Ordering::Relaxed);
@@ -296,9 +301,10 @@ impl SrqFaults {
         if withheld.0.is_empty() {
             return None;
         }
-        if let Ok(mut posting) = queue.srq().start_receiving() {
-            withheld.release(now, false, |request| posting.push(request));
-        }
+        let srq = queue.as_abi();
+        // SAFETY: a shared receive queue of this library, and a request.
+        let post = |request, bad| unsafe { slots::post_srq_recv(srq, request, bad) };
+        withheld.release(now, false, post);
         if withheld.0.is_empty()
             && let Some(faults) = context.faults()
         {
@@ -340,7 +346,7 @@ pub unsafe fn post_send(
         return fail_errno(errno);
     }
     // SAFETY: as the caller promised.
-    unsafe { post::post_send(qp, list, bad) }
+    unsafe { slots::post_send(qp, list, bad) }
 }
 
 /// The end of ibv_wr_post(3).
@@ -351,10 +357,10 @@ pub unsafe fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     unsafe {
         match fault {
             Some(errno) => {
-                qp_ex::abort(qp);
+                qp_ex::slots::abort(qp);
                 fail_errno(errno)
             }
-            None => qp_ex::complete(qp),
+            None => qp_ex::slots::complete(qp),
         }
     }
 }
@@ -369,13 +375,13 @@ pub unsafe fn post_recv(
     let queue_pair = unsafe { QpObject::from_abi(qp) };
     let Some(faults) = queue_pair.faults() else {
         // SAFETY: as the caller promised.
-        return unsafe { post::post_recv(qp, list, bad) };
+        return unsafe { slots::post_recv(qp, list, bad) };
     };
     faults.release(queue_pair, Instant::now());
     let decision = decide_receives(&faults.decider, &name_of(queue_pair));
     // SAFETY: as the caller promised.
     unsafe {
-        let post = || post::post_recv(qp, list, bad);
+        let post = || slots::post_recv(qp, list, bad);
         let context = queue_pair.context();
         post_or_withhold(decision, &faults.withheld, context, list, bad, post)
     }
@@ -396,7 +402,7 @@ pub unsafe fn post_srq_recv(
     };
     let Some(faults) = queue.faults() else {
         // SAFETY: as the caller promised.
-        return unsafe { post::post_srq_recv(srq, list, bad) };
+        return unsafe { slots::post_srq_recv(srq, list, bad) };
     };
     faults.release(queue, context, Instant::now());
     let name = Name {
@@ -407,7 +413,7 @@ pub unsafe fn post_srq_recv(
     let decision = decide_receives(&faults.decider, &name);
     // SAFETY: as the caller promised.
     unsafe {
-        let post = || post::post_srq_recv(srq, list, bad);
+        let post = || slots::post_srq_recv(srq, list, bad);
         post_or_withhold(decision, &faults.withheld, context, list, bad, post)
     }
 }
