@@ -101,6 +101,7 @@ const SYMPTOMS: &[(&str, Rule)] = &[
         ),
     ),
     ("siwrun --self-test", Run),
+    ("siwrun --faults list", Run),
     ("siwctl why LQPN", As("siwctl why $LQPN")),
     ("siwctl why --events LQPN", As("siwctl why --events $LQPN")),
     ("siwctl show ends", Run),
