@@ -130,9 +130,7 @@ impl FrameHead {
         checksum: RxChecksum,
     ) -> Option<FrameHead> {
         // A slice of constant length needs no bounds check per read.
-        let Some(headers) = buffer.chunk().first_chunk::<PLAIN_HEADERS>() else {
-            return None;
-        };
+        let headers = buffer.chunk().first_chunk::<PLAIN_HEADERS>()?;
         let is_plain_tcp = read_u16(headers, 12) == ETHERTYPE_IPV4
             && headers[14] == IPV4_PLAIN_FIRST_BYTE
             && headers[23] == PROTOCOL_TCP;
