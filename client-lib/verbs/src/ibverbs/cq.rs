@@ -280,7 +280,7 @@ const BATCH: usize = 8;
 
 /// Converts a completion.
 #[inline(always)]
-pub(super) fn write_completion(out: &mut ibv_wc, completion: &Wc) {
+fn write_completion(out: &mut ibv_wc, completion: &Wc) {
     out.wr_id = completion.wr_id;
     // The numbers are those of verbs.
     out.status = completion.status.0.into();
@@ -301,12 +301,27 @@ pub(super) fn write_completion(out: &mut ibv_wc, completion: &Wc) {
 pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int {
     // SAFETY: a completion queue of this library.
     let queue = unsafe { CqObject::from_abi(cq) };
+    // SAFETY: as the caller promised.
+    unsafe { poll_into(queue, count, out, |batch| queue.cq.poll(batch)) }
+}
+
+/// Polls a queue by `poll` into an array of the program.
+///
+/// # Safety
+/// The array has room for `count` completions.
+#[inline(always)]
+pub(super) unsafe fn poll_into(
+    queue: &CqObject,
+    count: c_int,
+    out: *mut ibv_wc,
+    poll: impl Fn(&mut [Wc]) -> Result<usize, Error>,
+) -> c_int {
     let wanted = usize::try_from(count).unwrap_or(0);
     let mut taken = 0;
     let mut batch = [Wc::default(); BATCH];
     while taken < wanted {
         let room = (wanted - taken).min(BATCH);
-        let found = match queue.cq.poll(&mut batch[..room]) {
+        let found = match poll(&mut batch[..room]) {
             Ok(found) => found,
             Err(_) if taken > 0 => break,
             Err(Error::DaemonGone) if queue.cq.flush_lost_requests() => continue,

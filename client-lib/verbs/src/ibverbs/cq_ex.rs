@@ -12,8 +12,7 @@ use std::ffi::c_int;
 /// successful start to the end of polling.
 #[derive(Default)]
 pub struct Current {
-    /// Held from a successful start to the end of polling.
-    pub(super) lock: BracketLock,
+    lock: BracketLock,
     completion: UnsafeCell<Wc>,
 }
 
@@ -109,48 +108,48 @@ pub(super) fn fill_polling(
     abi.next_poll = Some(next_poll);
 }
 
-/// Makes a completion the current one.
+/// Takes the next completion into the queue's struct, by a function that polls.
 ///
 /// # Safety
 /// A completion queue of this library, locked by this thread.
 #[inline(always)]
-pub(super) unsafe fn set_current(cq: *mut ibv_cq_ex, completion: &Wc) {
-    // SAFETY: the library may write the fields between start and end of polling; the completion
-    // belongs to this thread.
-    unsafe {
-        let queue = CqObject::from_abi(cq.cast());
-        (*cq).status = completion.status.0.into();
-        (*cq).wr_id = completion.wr_id;
-        *queue.current.completion.get() = *completion;
-    }
-}
-
-/// Takes the next completion into the queue's struct.
-///
-/// # Safety
-/// A completion queue of this library, locked by this thread.
-unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
+pub(super) unsafe fn take_next_by(
+    cq: *mut ibv_cq_ex,
+    poll: impl Fn(&CqObject, &mut [Wc]) -> Result<usize, Error>,
+) -> c_int {
     // SAFETY: by the caller's contract.
     let queue = unsafe { CqObject::from_abi(cq.cast()) };
     let mut completion = [Wc::default()];
-    let found = match queue.cq().poll(&mut completion) {
-        Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => {
-            queue.cq().poll(&mut completion)
-        }
+    let found = match poll(queue, &mut completion) {
+        Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => poll(queue, &mut completion),
         found => found,
     };
     match found {
         Ok(0) => libc::ENOENT,
         Ok(_) => {
-            // SAFETY: by the caller's contract.
-            unsafe { set_current(cq, &completion[0]) };
+            // SAFETY: the library may write the fields between start and end of polling; the completion
+            // belongs to this thread.
+            unsafe {
+                (*cq).status = completion[0].status.0.into();
+                (*cq).wr_id = completion[0].wr_id;
+                *queue.current.completion.get() = completion[0];
+            }
             0
         }
         Err(error) => error.errno(),
     }
 }
 
-unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+/// ibv_start_poll(3), by a function that takes the first completion as [`take_next_by`] does.
+///
+/// # Safety
+/// The contract of the manual page.
+#[inline(always)]
+pub(super) unsafe fn start_by(
+    cq: *mut ibv_cq_ex,
+    attr: *mut ibv_poll_cq_attr,
+    take_next: unsafe fn(*mut ibv_cq_ex) -> c_int,
+) -> c_int {
     // SAFETY: NULL or a struct to read.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
@@ -164,6 +163,18 @@ unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
         queue.current.lock.unlock();
     }
     status
+}
+
+/// # Safety
+/// As for [`take_next_by`].
+unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: by the caller's contract.
+    unsafe { take_next_by(cq, |queue, completion| queue.cq().poll(completion)) }
+}
+
+unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: as the caller promised.
+    unsafe { start_by(cq, attr, take_next) }
 }
 
 unsafe fn next_poll(cq: *mut ibv_cq_ex) -> c_int {

@@ -6,11 +6,10 @@
 use super::{Name, name_of, plan};
 use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
-use crate::ibverbs::cq::{CqObject, write_completion};
-use crate::ibverbs::cq_ex::set_current;
+use crate::ibverbs::cq::{CqObject, poll_into};
+use crate::ibverbs::cq_ex;
 use crate::ibverbs::qp::QpObject;
 use crate::ibverbs::slots;
-use crate::status::fail_with;
 use siw::{AsyncEvent, AsyncEventKind, Error, ProcessMutex, Qp, Wc, WcOpcode, WcStatus};
 use siw_faults::{Decider, Hit, Kind, Operation, Scope, Site};
 use std::collections::VecDeque;
@@ -320,30 +319,8 @@ pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int 
         // SAFETY: as the caller promised.
         return unsafe { slots::poll_cq(cq, count, out) };
     };
-    let wanted = usize::try_from(count).unwrap_or(0);
-    let mut taken = 0;
-    let mut batch = [Wc::default(); BATCH];
-    while taken < wanted {
-        let room = (wanted - taken).min(BATCH);
-        let found = match poll(queue, faults, &mut batch[..room]) {
-            Ok(found) => found,
-            Err(_) if taken > 0 => break,
-            Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => continue,
-            Err(error) => {
-                fail_with("ibv_poll_cq", &error);
-                return -1;
-            }
-        };
-        for completion in &batch[..found] {
-            // SAFETY: there is room for `count` completions.
-            write_completion(unsafe { &mut *out.add(taken) }, completion);
-            taken += 1;
-        }
-        if found < room {
-            break;
-        }
-    }
-    taken as c_int
+    // SAFETY: as the caller promised.
+    unsafe { poll_into(queue, count, out, |batch| poll(queue, faults, batch)) }
 }
 
 /// ibv_req_notify_cq(3)
@@ -370,45 +347,20 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
 /// Takes the next completion into the queue's struct.
 ///
 /// # Safety
-/// A completion queue of this library, locked by this thread.
+/// As for [`cq_ex::take_next_by`].
 unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
+    let poll_one = |queue: &CqObject, completion: &mut [Wc]| match queue.faults() {
+        Some(faults) => poll(queue, faults, completion),
+        None => queue.cq().poll(completion),
+    };
     // SAFETY: by the caller's contract.
-    let queue = unsafe { CqObject::from_abi(cq.cast()) };
-    let mut completion = [Wc::default()];
-    let mut poll_one = || match queue.faults() {
-        Some(faults) => poll(queue, faults, &mut completion),
-        None => queue.cq().poll(&mut completion),
-    };
-    let found = match poll_one() {
-        Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => poll_one(),
-        found => found,
-    };
-    match found {
-        Ok(0) => libc::ENOENT,
-        Ok(_) => {
-            // SAFETY: by the caller's contract.
-            unsafe { set_current(cq, &completion[0]) };
-            0
-        }
-        Err(error) => error.errno(),
-    }
+    unsafe { cq_ex::take_next_by(cq, poll_one) }
 }
 
 /// ibv_start_poll(3)
 pub unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: NULL or a struct to read.
-    if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
-        return libc::EINVAL;
-    }
-    // SAFETY: a completion queue of this library.
-    let queue = unsafe { CqObject::from_abi(cq.cast()) };
-    queue.current.lock.lock_or_end_call();
-    // SAFETY: locked.
-    let status = unsafe { take_next(cq) };
-    if status != 0 {
-        queue.current.lock.unlock();
-    }
-    status
+    // SAFETY: as the caller promised.
+    unsafe { cq_ex::start_by(cq, attr, take_next) }
 }
 
 /// ibv_next_poll(3)
