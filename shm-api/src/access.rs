@@ -22,6 +22,9 @@ impl Access {
     pub const ZERO_BASED: Access = Access(32);
     /// Placement may be reordered; siwd never does.
     pub const RELAXED_ORDERING: Access = Access(1 << 20);
+    /// With REMOTE_ATOMIC: operations need to exclude only each other (IBV_ATOMIC_HCA), which memory that is
+    /// copied allows, too. No bit of programs; a daemon that does not know it ignores it.
+    pub const DEVICE_ATOMIC: Access = Access(1 << 29);
     /// Bits that a provider may ignore (IBV_ACCESS_OPTIONAL_RANGE).
     pub const OPTIONAL: Access = Access(0x3ff0_0000);
     /// All rights that a peer can have.
@@ -57,6 +60,13 @@ impl Access {
     #[inline]
     pub fn allows_remote_changes(self) -> bool {
         self.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+    }
+
+    /// Returns whether the memory must be shared with the daemon: a peer's atomics and those of the
+    /// processor exclude each other.
+    #[inline]
+    pub fn needs_shared_memory(self) -> bool {
+        self.contains(Access::REMOTE_ATOMIC) && !self.contains(Access::DEVICE_ATOMIC)
     }
 }
 

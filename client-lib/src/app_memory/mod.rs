@@ -41,7 +41,7 @@ pub use cancel::CancelGuard;
 use duplicate::MappedFile;
 pub use fork::watch_forks;
 pub use owned::{OwnedMr, StableBuffer};
-use pages::{split_at_arena_states, why_not_remapped};
+use pages::{PAGES_OF_FILE, split_at_arena_states, why_not_remapped};
 use process::ONE_AT_A_TIME;
 pub use process::process_generation;
 pub use region::AppMr;
@@ -113,7 +113,7 @@ impl Pd {
     ///
     /// # Errors
     /// `EFAULT`: not all of it is mapped, or it is read-only and `access` has LOCAL_WRITE.
-    /// `EOPNOTSUPP`: remote atomics in memory that is copied.
+    /// `EOPNOTSUPP`: remote atomics in memory that is copied, without DEVICE_ATOMIC.
     /// `ENOMEM`: a limit of the daemon.
     ///
     /// # Safety
@@ -353,7 +353,7 @@ impl State {
             if self.add_known(ctx, vma, &bytes, &mut parts) {
                 continue;
             }
-            let mut keep = keep.or_else(|| why_not_remapped(vma));
+            let mut keep = keep.or_else(|| why_not_remapped(vma, access));
             let attributes = match keep {
                 None => Attributes::of(vma, &bytes),
                 Some(_) => Attributes::default(),
@@ -367,7 +367,8 @@ impl State {
                 self.remap_pages(ctx, vma, attributes, &freezer, &whole_pages(&bytes), access)
                     .map(|kept| (kept, freezer.fails_system_calls()))
                     .map_err(|error| match freezer {
-                        remap::Freezer::Park(_) => DENIED.to_owned(),
+                        remap::Freezer::Park(_) if vma.is_private_anonymous() => DENIED.to_owned(),
+                        remap::Freezer::Park(_) => PAGES_OF_FILE.to_owned(),
                         _ => format!("remap: {error}"),
                     })
             });
@@ -518,8 +519,14 @@ impl State {
         vma: &Vma,
         access: Access,
     ) -> Result<remap::Freezer, String> {
-        let freezer = if !vma.writable || !vma.is_private_anonymous() {
+        let freezer = if !vma.writable {
             remap::Freezer::Alone
+        } else if !vma.is_private_anonymous() {
+            if remap::is_only_thread() {
+                remap::Freezer::Alone
+            } else {
+                remap::Freezer::Park(None)
+            }
         } else {
             match remap::Freezer::open_best() {
                 Ok(freezer) => freezer,
@@ -681,7 +688,7 @@ impl State {
 
     /// Time to wait for pinned pages.
     fn time_to_replace(&mut self, ctx: &ClientInner, access: Access) -> Duration {
-        if access.contains(Access::REMOTE_ATOMIC) || !self.can_copy(ctx) {
+        if access.needs_shared_memory() || !self.can_copy(ctx) {
             LONGEST_WAIT
         } else {
             WAIT_TO_REPLACE

@@ -3,6 +3,7 @@
 use super::fork;
 use super::remap;
 use super::vma::{Vma, list_vmas};
+use siw_shm::Access;
 use siw_shm::shared_memory::PAGE;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -128,8 +129,12 @@ pub(super) fn own_pages(range: &Range<usize>) -> Range<usize> {
     own.start..own.end.max(own.start)
 }
 
-/// Reason why pages of a mapping cannot be replaced; None if they can.
-pub(super) fn why_not_remapped(vma: &Vma) -> Option<&'static str> {
+/// Reason for copying private pages of a file, such as static data, in a program with several threads:
+/// userfaultfd(2) does not support them.
+pub(super) const PAGES_OF_FILE: &str = "private mapping of a file";
+
+/// Reason why pages of a mapping cannot be replaced for this access, or should not; None if they can.
+pub(super) fn why_not_remapped(vma: &Vma, access: Access) -> Option<&'static str> {
     let local = 0u8;
     if vma.shared {
         return Some("shared mapping");
@@ -140,9 +145,10 @@ pub(super) fn why_not_remapped(vma: &Vma) -> Option<&'static str> {
     if vma.name.starts_with("[stack") || vma.range.contains(&(&raw const local as usize)) {
         return Some("stack");
     }
-    // userfaultfd(2) does not support these mappings.
-    if vma.writable && !vma.is_private_anonymous() && !remap::is_only_thread() {
-        return Some("private mapping of a file");
+    let needs_parked_threads =
+        vma.writable && !vma.is_private_anonymous() && !remap::is_only_thread();
+    if needs_parked_threads && !access.needs_shared_memory() {
+        return Some(PAGES_OF_FILE);
     }
     if vma.name.starts_with("[v") {
         return Some("memory of the kernel");

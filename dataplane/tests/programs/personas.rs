@@ -200,3 +200,19 @@ fn ends_with_different_personas_work_with_each_other() {
         assert!(said.contains("100 iters in"), "{said}");
     }
 }
+
+/// UCX registers every buffer for atomics, on the stack and in static data, too.
+#[test]
+fn memory_of_every_kind_can_be_registered_for_atomics_that_exclude_each_other() {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/atomic_memory.c");
+    let program = compile(&daemon, &source).0;
+    for persona in ["iwarp", "roce"] {
+        let line = format!("--persona {persona} {} {persona}", program.display());
+        let said = Program::start(&daemon, &line).succeed();
+        assert!(said.contains("done"), "{said}");
+    }
+}

@@ -5,7 +5,7 @@
 use crate::crc;
 use crate::gap_copy::{self, Gaps};
 use crate::key_table::Stag;
-use crate::scatter::{Extent, ExtentList, ExtentMemory, PageList, Piece, Scatter};
+use crate::scatter::{Extent, ExtentList, ExtentMemory, PageList, Piece, ProcessMemory, Scatter};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use siw_lockfree::key_cell::{KeyCell, KeyWord};
 use siw_shm::{Access, OutOfBounds, SharedMemory, WindowType};
@@ -40,6 +40,12 @@ pub(crate) enum KeyKind {
     Fixed,
     Fast,
     Window(WindowType),
+}
+
+/// Where the operand of an atomic is.
+enum Word<'a> {
+    Shared(&'a AtomicU64),
+    Process(&'a ProcessMemory, u64),
 }
 
 /// [`RegisteredMemory::allowed_qp`]: any stream of the protection domain.
@@ -498,15 +504,50 @@ impl RegisteredMemory {
         })
     }
 
-    /// The word at an offset obtained from [`RegisteredMemory::check_access`]; fails unless it is
-    /// inside, 8-aligned in memory, and writable.
+    /// Checks that the word at an offset obtained from [`RegisteredMemory::check_access`] is inside, 8-aligned
+    /// in memory, and, as far as it is known, writable.
     #[inline]
-    pub fn atomic_at(&self, offset: u64) -> Result<&AtomicU64, OutOfBounds> {
-        let (region, at, piece_len) = self.piece_at(offset, 8)?;
+    pub fn check_word_at(&self, offset: u64) -> Result<(), OutOfBounds> {
+        match self.word_at(offset)? {
+            Word::Shared(_) => Ok(()),
+            Word::Process(_, address) if address.is_multiple_of(8) => Ok(()),
+            Word::Process(..) => Err(OutOfBounds),
+        }
+    }
+
+    /// Runs an operation on the word at an offset that passes [`RegisteredMemory::check_word_at`]; on a copy
+    /// in memory of a process ([`ProcessMemory::update_word`]).
+    #[inline]
+    pub fn update_word_at<R>(
+        &self,
+        offset: u64,
+        operation: impl FnOnce(&AtomicU64) -> R,
+    ) -> Result<R, OutOfBounds> {
+        match self.word_at(offset)? {
+            Word::Shared(word) => Ok(operation(word)),
+            Word::Process(process, address) => process.update_word(address, operation),
+        }
+    }
+
+    #[inline]
+    fn word_at(&self, offset: u64) -> Result<Word<'_>, OutOfBounds> {
+        let (region, at, piece_len) = match &self.scatter {
+            None => self.piece_at(offset, 8)?,
+            Some(scatter) => {
+                self.check_offset(offset, 8)?;
+                match scatter.piece_at(offset, 8)? {
+                    (Piece::Shared(region, at), piece_len) => (region, at, piece_len),
+                    (Piece::Process(process, address), 8) => {
+                        return Ok(Word::Process(process, address));
+                    }
+                    (Piece::Process(..), _) => return Err(OutOfBounds),
+                }
+            }
+        };
         if !region.is_writable() || piece_len < 8 {
             return Err(OutOfBounds);
         }
-        region.atomic_u64(at)
+        region.atomic_u64(at).map(Word::Shared)
     }
 
     /// Continues a CRC32c over bytes at an offset obtained from [`RegisteredMemory::check_access`].

@@ -4,6 +4,7 @@
 //! usual case, do not use it.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use parking_lot::Mutex;
 use siw_shm::{OutOfBounds, SharedMemory};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,12 +17,17 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct ProcessMemory {
     mem: OwnedFd,
+    /// Held while an operation on a word is under way.
+    word: Mutex<()>,
 }
 
 impl ProcessMemory {
     /// Memory accessed through a descriptor of /proc/PID/mem.
     pub fn new(mem: OwnedFd) -> ProcessMemory {
-        ProcessMemory { mem }
+        ProcessMemory {
+            mem,
+            word: Mutex::new(()),
+        }
     }
 
     /// Copies from `address` of the process.
@@ -52,6 +58,28 @@ impl ProcessMemory {
             }
         }
         Ok(())
+    }
+
+    /// Runs an operation on a copy of the word at `address` of the process, and copies it back if it has
+    /// changed. Operations of this object exclude each other; what the process writes meanwhile may be lost.
+    ///
+    /// # Errors
+    /// The process has exited, or has no such memory; then nothing has changed.
+    pub fn update_word<R>(
+        &self,
+        address: u64,
+        operation: impl FnOnce(&AtomicU64) -> R,
+    ) -> Result<R, OutOfBounds> {
+        let _one = self.word.lock();
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        let word = AtomicU64::new(u64::from_ne_bytes(bytes));
+        let result = operation(&word);
+        let after = word.into_inner().to_ne_bytes();
+        if after != bytes {
+            self.write(address, &after)?;
+        }
+        Ok(result)
     }
 }
 

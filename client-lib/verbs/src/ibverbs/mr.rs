@@ -7,7 +7,7 @@ use super::pd::PdObject;
 use crate::abi::*;
 use crate::memory_calls;
 use crate::status::{errno_of, fail_errno, fail_with, null_with, pointer_of};
-use siw::{Access, AppMr, Error, ProcessMutex};
+use siw::{Access, AppMr, Error, Persona, ProcessMutex};
 use siw_faults::Object;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -23,8 +23,8 @@ pub struct MrObject {
 }
 
 /// Checks the access flags, and removes optional ones that have no meaning here.
-fn check_access(access: u32) -> Result<Access, Error> {
-    let access = Access(access & !Access::OPTIONAL.0 & !IBV_ACCESS_HUGETLB);
+fn check_access(pd: &PdObject, access: u32) -> Result<Access, Error> {
+    let mut access = Access(access & !Access::OPTIONAL.0 & !IBV_ACCESS_HUGETLB);
     if access.0 & IBV_ACCESS_ON_DEMAND != 0 {
         return Err(Error::Refused {
             errno: libc::EOPNOTSUPP,
@@ -39,6 +39,10 @@ fn check_access(access: u32) -> Result<Access, Error> {
         return Err(Error::Invalid(
             "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE (ibv_reg_mr(3))",
         ));
+    }
+    // The device says IBV_ATOMIC_HCA.
+    if pd.persona() != Persona::Iwarp && access.contains(Access::REMOTE_ATOMIC) {
+        access |= Access::DEVICE_ATOMIC;
     }
     Ok(access)
 }
@@ -76,7 +80,7 @@ unsafe fn create(
     if let Some(errno) = pd_object.creation_fault(Object::Mr) {
         return null_with(errno);
     }
-    let created = check_access(access).and_then(|access| {
+    let created = check_access(pd_object, access).and_then(|access| {
         let registration = RegionChange {
             address,
             length,
@@ -254,7 +258,7 @@ pub unsafe fn rereg_mr(
         (abi.addr, abi.length, *iova_of_region)
     };
     let access = if changes(IBV_REREG_MR_CHANGE_ACCESS) {
-        check_access(access as u32)
+        check_access(new_pd, access as u32)
     } else {
         Ok(region.as_ref().map_or(Access::LOCAL_WRITE, AppMr::access))
     };

@@ -5,7 +5,7 @@ use super::users::Users;
 use crate::abi::{ibv_context, ibv_pd};
 use crate::faults::creation_fault;
 use crate::status::{errno_of, null_with, pointer_of};
-use siw::Pd;
+use siw::{Pd, Persona};
 use siw_faults::Object;
 use std::ffi::c_int;
 
@@ -41,6 +41,13 @@ impl PdObject {
         // SAFETY: a context is open as long as its objects exist.
         let context = unsafe { ContextObject::from_abi(self.abi.context) };
         creation_fault(object, &context.device().info().name)
+    }
+
+    /// Persona of its device.
+    pub fn persona(&self) -> Persona {
+        // SAFETY: a context is open as long as its objects exist.
+        let context = unsafe { ContextObject::from_abi(self.abi.context) };
+        context.device().persona()
     }
 
     /// Its context, for struct fields that hold one.

@@ -425,6 +425,7 @@ impl ClientMemory {
         extents: &[m::MemoryExtent],
     ) -> Result<(RegisteredMemory, RegionExtents), Refusal> {
         let access = check_access(request.access)?;
+        let needs_shared_memory = Access(request.access).needs_shared_memory();
         self.check_pd(PdId(request.pd))?;
         if extents.is_empty() {
             return Err(Refusal::new(
@@ -446,7 +447,14 @@ impl ClientMemory {
                 Some(before) if parts.arenas.last() == Some(&number) => before.memory.clone(),
                 _ => {
                     parts.arenas.push(number);
-                    self.find_memory(number, access)?
+                    let memory = self.find_memory(number, access)?;
+                    if needs_shared_memory && matches!(memory, ExtentMemory::Process(_)) {
+                        return Err(Refusal::new(
+                            libc::EOPNOTSUPP,
+                            "memory copied by system calls does not support remote atomics",
+                        ));
+                    }
+                    memory
                 }
             };
             let method = match memory {
@@ -491,12 +499,6 @@ impl ClientMemory {
             .processes
             .get(&number)
             .ok_or_else(|| Refusal::no_such("arena", number.0))?;
-        if access.contains(Access::REMOTE_ATOMIC) {
-            return Err(Refusal::new(
-                libc::EOPNOTSUPP,
-                "memory copied by system calls does not support remote atomics",
-            ));
-        }
         Ok(ExtentMemory::Process(Arc::clone(&process.memory)))
     }
 

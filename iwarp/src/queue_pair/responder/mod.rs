@@ -27,9 +27,8 @@ use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
 use crate::record::{FpduKind, FpduRecord, FrameBuilder, MessageSlot, OutgoingFpdu};
 use crate::stream::RxStream;
 use response_queue::{PendingResponse, ResponseQueue};
-use siw_memory::KeyReader;
+use siw_memory::{KeyReader, RegisteredMemory};
 use siw_shm::Access;
-use std::sync::atomic::AtomicU64;
 
 /// A request that was valid on arrival cannot be answered any more. Contains the parts of it that a
 /// Terminate quotes.
@@ -110,7 +109,7 @@ impl Responder {
         let payload = self.read_request::<ATOMIC_REQUEST_LEN>(rx, header, len)?;
         // Conformance 85: no such operation.
         let request = AtomicRequestHeader::parse(&payload).ok_or(TerminateCode::RDMAP_OPCODE)?;
-        atomic_operand(keys, attr, &request)?;
+        find_operand(keys, attr, &request)?;
         self.expected_request_msn = self.expected_request_msn.next();
         if is_answerable {
             let response = PendingResponse::for_atomic(request, header.msn);
@@ -217,14 +216,17 @@ impl Responder {
             return Ok(None);
         };
         // The key may have been invalidated since the request was accepted.
-        match atomic_operand(keys, attr, &atomic.request) {
-            Ok(operand) => match atomic.request.execute(operand) {
-                Some(original) => atomic.original = original,
-                None => {
-                    tx.has_yielded = true;
-                    return Ok(None);
-                }
-            },
+        let request_header = atomic.request;
+        let executed = find_operand(keys, attr, &request_header).and_then(|(mr, off)| {
+            mr.update_word_at(off, |operand| request_header.execute(operand))
+                .map_err(|_| TerminateCode::RDMAP_CATASTROPHIC_STREAM)
+        });
+        match executed {
+            Ok(Some(original)) => atomic.original = original,
+            Ok(None) => {
+                tx.has_yielded = true;
+                return Ok(None);
+            }
             Err(code) => return Err(ResponseError { code, request }),
         }
         atomic.response_msn = self.next_atomic_msn;
@@ -325,12 +327,12 @@ fn read_response_header(read: &ReadRequestHeader, record: &FpduRecord) -> Tagged
     }
 }
 
-/// The 64-bit word that an atomic operates on.
-fn atomic_operand<'k>(
+/// The memory and the offset in it of the 64-bit word that an atomic operates on.
+fn find_operand<'k>(
     keys: &'k KeyReader,
     attr: &QpInitAttr,
     request: &AtomicRequestHeader,
-) -> Result<&'k AtomicU64, TerminateCode> {
+) -> Result<(&'k RegisteredMemory, u64), TerminateCode> {
     let access = Access::REMOTE_ATOMIC;
     let (mr, off) = attr
         .check_key(keys, request.stag, request.to, ATOMIC_OPERAND_LEN, access)
@@ -339,6 +341,7 @@ fn atomic_operand<'k>(
     if !request.to.is_multiple_of(u64::from(ATOMIC_OPERAND_LEN)) {
         return Err(TerminateCode::RDMAP_CATASTROPHIC_STREAM);
     }
-    mr.atomic_at(off)
-        .map_err(|_| TerminateCode::RDMAP_CATASTROPHIC_STREAM)
+    mr.check_word_at(off)
+        .map_err(|_| TerminateCode::RDMAP_CATASTROPHIC_STREAM)?;
+    Ok((mr, off))
 }
