@@ -7,7 +7,7 @@ use crate::locking::Inherited;
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{
-    CreateQp, DestroyQp, Disconnect, FEATURE_FAILURE_MARKS, FEATURE_QUIET_DRAIN, FEATURE_STREAMS,
+    CreateQp, DISCONNECT_TO_ERROR, DestroyQp, Disconnect, FEATURE_FAILURE_MARKS, FEATURE_QUIET_DRAIN, FEATURE_STREAMS,
     FinalSend, MODIFY_QUIET_DRAIN, ModifyQp, QpReply, QpState, QueryQp,
 };
 use siw_shm::work_queue::{SqWatch, state_offset};
@@ -553,9 +553,19 @@ impl Qp {
 
     /// Closes gracefully; DISCONNECTED follows.
     pub fn disconnect(&self) -> Result<(), Error> {
+        self.request_disconnect(0)
+    }
+
+    /// As [`Self::disconnect`], but the QP is not for another connection: it ends in ERROR, and receives posted
+    /// later are flushed, too.
+    pub fn disconnect_for_good(&self) -> Result<(), Error> {
+        self.request_disconnect(DISCONNECT_TO_ERROR)
+    }
+
+    fn request_disconnect(&self, flags: u32) -> Result<(), Error> {
         let disconnect = Disconnect {
             qp_num: self.qp_num(),
-            reserved: 0,
+            flags,
         };
         if self.0.watch.qp_state() == QpState::Idle as u32 {
             // Only the daemon knows whether a connection is being set up.

@@ -136,8 +136,13 @@ impl Worker {
                 listener,
                 keep_requests,
             } => connections.unlisten(now, listener, keep_requests),
-            Command::Disconnect { qpn } => {
+            Command::Disconnect { qpn, to_error } => {
                 if let Some(slot) = connections.queue_pairs.find(qpn) {
+                    if to_error {
+                        connections
+                            .with_queue_pair(slot, |protocol, view| protocol.end_in_error(view));
+                        connections.publish_state(now, slot);
+                    }
                     connections.disconnect_queue_pair(now, slot);
                 }
             }

@@ -536,10 +536,13 @@ impl Connections {
     /// Flushes the requests posted to a queue pair without a stream.
     fn flush_posted(&mut self, slot: QpSlot) {
         let flushed = self.with_queue_pair(slot, |protocol, view| {
-            let was_quiet = is_quiet(protocol);
+            let (was_quiet, was_idle) = (is_quiet(protocol), protocol.state() == RdmapState::Idle);
             protocol.flush_queues(view);
             let has_failed = was_quiet && !is_quiet(protocol);
-            (protocol.has_unflushed(), has_failed)
+            // After a clean close, the flush moves the queue pair from IDLE to ERROR: a receive posted before its
+            // client sees that is flushed in the next batch.
+            let has_entered_error = was_idle && protocol.state() == RdmapState::Error;
+            (protocol.has_unflushed() || has_entered_error, has_failed)
         });
         if flushed.is_some_and(|(has_more, _)| has_more) {
             self.mark_ready(slot);
@@ -547,7 +550,6 @@ impl Connections {
         if flushed.is_some_and(|(_, has_failed)| has_failed) {
             self.post_last_wqe(slot);
         }
-        // After a clean close, the flush moves the queue pair from IDLE to ERROR.
         self.write_state(slot);
     }
 

@@ -376,6 +376,8 @@ pub enum Command {
     Disconnect {
         /// The queue pair.
         qpn: Qpn,
+        /// It ends in ERROR, not in IDLE.
+        to_error: bool,
     },
     /// Installs a queue pair without a connection, whose queues are to be flushed.
     InstallQp {

@@ -48,19 +48,39 @@ pub fn is_installed(program: &str, package: &str) -> bool {
 ///
 /// In CI, unless `deploy/lacking.list` says that this suite has no such package.
 pub fn skip_for_lack_of(part: &str, package: &str) {
-    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let named = |line: &str| line.strip_prefix("VERSION_CODENAME=").map(str::to_owned);
-    let suite = release.lines().find_map(named).unwrap_or_default();
-    let lacking = format!("{suite} {package}");
-    if include_str!("../../../deploy/lacking.list")
-        .lines()
-        .any(|line| line == lacking)
-    {
-        println!("skipped: {part}: {suite} lacks the package {package}");
+    if is_lacking_by_list(part, package) {
         return;
     }
     println!("skipped: {part} is not installed (apt-get install {package})");
     assert!(std::env::var_os("CI").is_none(), "CI has to have {part}");
+}
+
+/// Checks whether `deploy/lacking.list` says that this suite has no such package; then prints that the test is
+/// skipped.
+pub fn is_lacking_by_list(part: &str, package: &str) -> bool {
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let named = |line: &str| line.strip_prefix("VERSION_CODENAME=").map(str::to_owned);
+    let suite = release.lines().find_map(named).unwrap_or_default();
+    let lacking = format!("{suite} {package}");
+    let mut list = include_str!("../../../deploy/lacking.list").lines();
+    let is_lacking = list.any(|line| line == lacking);
+    if is_lacking {
+        println!("skipped: {part}: {suite} lacks the package {package}");
+    }
+    is_lacking
+}
+
+/// ucx_perftest for two processes of the tests; where it is built with MPI, without that.
+pub fn ucx_perftest() -> &'static str {
+    let help = Command::new("ucx_perftest").arg("-h").output().unwrap();
+    let knows_mpi = [help.stdout, help.stderr]
+        .iter()
+        .any(|text| String::from_utf8_lossy(text).contains("-P <0|1>"));
+    if knows_mpi {
+        "ucx_perftest -P 0"
+    } else {
+        "ucx_perftest"
+    }
 }
 
 impl Program {

@@ -448,7 +448,7 @@ impl Fuzzer {
             _ => self.call(
                 &m::Disconnect {
                     qp_num: x,
-                    reserved,
+                    flags: reserved,
                 },
                 &none,
             ),

@@ -88,7 +88,7 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
         &m::DestroyQp { qp_num, reserved },
     );
     h.refused("querying a queue pair", &m::QueryQp { qp_num, reserved });
-    h.refused("disconnecting", &m::Disconnect { qp_num, reserved });
+    h.refused("disconnecting", &m::Disconnect { qp_num, flags: 0 });
     for state in 0..=7 {
         let modify = m::ModifyQp {
             qp_num,

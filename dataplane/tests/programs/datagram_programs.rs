@@ -7,6 +7,7 @@ use crate::common::Daemon;
 use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::{
     Program, await_kernel_listener, free_port, is_installed, run_over_tcp, start_listening,
+    ucx_perftest,
 };
 
 #[test]
@@ -164,7 +165,8 @@ fn qperf_measures_datagrams() {
 fn run_ucx(daemon: &Daemon, settings: &str, test: &str) {
     let line = |device: &str| {
         format!(
-            "--persona roce env UCX_NET_DEVICES={device}:1 {settings} ucx_perftest -t {test} -n 1000 -w 10 -f"
+            "--persona roce env UCX_NET_DEVICES={device}:1 {settings} {} -t {test} -n 1000 -w 10 -f",
+            ucx_perftest()
         )
     };
     let (_, client) = run_over_tcp(daemon, &line("siw1"), &line("siw0"));

@@ -111,10 +111,11 @@ fn interfaces_answer_requests_of_ioctl() {
     assert!(said.contains("all as expected"), "{said}");
 }
 
-/// The line with JSON in the output of a program.
+/// The list in JSON in the output of a program; rdma(8) of iproute2 6.15 prints it in several lines.
 fn json_of(said: &str) -> serde_json::Value {
-    let line = said.lines().find(|line| line.starts_with('['));
-    serde_json::from_str(line.unwrap_or_else(|| panic!("{said}"))).unwrap()
+    let list = said.find('[').zip(said.rfind(']'));
+    let list = list.map_or("", |(first, last)| &said[first..=last]);
+    serde_json::from_str(list).unwrap_or_else(|error| panic!("{error}: {said}"))
 }
 
 /// rdma(8) asks the kernel by netlink, which often has no RDMA, and never siwd's devices.
@@ -127,7 +128,7 @@ fn the_program_rdma_lists_the_devices_with_each_persona() {
     for (persona, protocol) in [("iwarp", "iw"), ("roce", "roce"), ("ib", "ib")] {
         let said =
             Program::start(&daemon, &format!("--persona {persona} rdma -j link show")).succeed();
-        let links: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let links = json_of(&said);
         let [first, second] = &links.as_array().unwrap()[..] else {
             panic!("{links}");
         };

@@ -17,6 +17,12 @@ fn an_identifier_does_not_look_at_a_queue_pair_that_the_program_destroyed() {
     run_to_done("destroyed_queue_pair", "");
 }
 
+/// Programs end their completion threads by the flush of the last receive.
+#[test]
+fn a_receive_posted_while_its_connection_ends_is_flushed() {
+    run_to_done("late_receives", "");
+}
+
 #[test]
 fn a_program_with_its_own_queue_pair_gets_the_response_and_establishes_the_connection() {
     if !can_compile() {

@@ -20,11 +20,11 @@ fn charged_memory(daemon: &Daemon) -> Vec<u64> {
 }
 
 #[test]
-fn a_client_without_objects_is_charged_at_most_256_kib() {
+fn a_client_without_objects_is_charged_at_most_128_kib() {
     let daemon = Daemon::loopback();
     let charged = charged_memory(&daemon);
     println!("a client without objects: {charged:?} bytes");
-    assert!(charged[0] <= 256 << 10, "{charged:?}");
+    assert!(charged[0] <= 128 << 10, "{charged:?}");
 }
 
 #[test]

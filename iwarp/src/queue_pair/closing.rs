@@ -102,8 +102,18 @@ impl QueuePair {
         self.state = RdmapState::Error;
         let has_failed = self.flush_send_queue(env);
         self.flush_receive_queue(env);
-        if is_clean && !has_failed {
+        if is_clean && !has_failed && !self.ends_in_error {
             self.state = RdmapState::Idle;
+        }
+    }
+
+    /// Has a clean close end in ERROR, not in IDLE: receive work requests that are posted later are flushed and do
+    /// not wait for another connection. A queue pair that is IDLE after such a close enters ERROR now.
+    pub fn end_in_error<E: QpEnv>(&mut self, env: &mut E) {
+        self.ends_in_error = true;
+        if self.state == RdmapState::Idle && self.was_closed && !self.is_paired {
+            self.state = RdmapState::Error;
+            self.flush_queues(env);
         }
     }
 

@@ -91,6 +91,8 @@ pub struct QueuePair {
     wants_abort: bool,
     /// There was a stream, which has been closed.
     was_closed: bool,
+    /// See [`end_in_error`](Self::end_in_error).
+    ends_in_error: bool,
     attr: QpInitAttr,
     transmitter: Transmitter,
     responder: Responder,
@@ -130,6 +132,7 @@ impl QueuePair {
             crc: false,
             stream_open: false,
             was_closed: false,
+            ends_in_error: false,
             wants_abort: false,
             answers_after_fin: false,
             may_send: false,

@@ -319,7 +319,8 @@ pub unsafe fn disconnect(call: &mut Call, id: *mut rdma_cm_id) -> c_int {
     if !call.has_begun {
         // SAFETY: as above.
         let ended = match unsafe { find_queue_pair(id) } {
-            Some(qp) => qp.disconnect().map_err(|error| match error {
+            // Programs wait for the flush of receives that they post while the connection ends.
+            Some(qp) => qp.disconnect_for_good().map_err(|error| match error {
                 Error::Refused { reason, .. } => Error::Refused {
                     errno: libc::EINVAL,
                     reason,

@@ -15,7 +15,7 @@ use siw_shm::control::{ControlSocket, codec};
 /// bit set.
 pub(in crate::control) const TOKEN_OUTBOX: u64 = 1 << 62;
 /// Bytes of events that the socket buffers; further events are queued and counted here.
-pub(in crate::control) const SOCKET_BYTES: usize = 64 << 10;
+pub(in crate::control) const SOCKET_BYTES: usize = 24 << 10;
 
 /// Heap of a queued event in addition to its bytes.
 const EVENT_OVERHEAD: usize = 64;

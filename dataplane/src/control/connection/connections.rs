@@ -929,20 +929,28 @@ pub(in crate::control) fn disconnect_qp(
     context: &mut Context,
     id: ClientId,
     seq: u32,
-    qpn: Qpn,
+    request: &m::Disconnect,
 ) -> Outcome {
+    let qpn = Qpn(request.qp_num);
     let client = context.resources.client_mut(id)?;
     let qp = client
         .qps
         .get(&qpn)
         .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+    if request.flags & !m::DISCONNECT_TO_ERROR != 0 {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!("unknown flags {:#x} of a disconnect", request.flags),
+        ));
+    }
     if qp.phase == QpPhase::Detached {
         return Err(Refusal::new(
             libc::ENOTCONN,
             "the queue pair is not connected",
         ));
     }
-    let command = Command::Disconnect { qpn };
+    let to_error = request.flags & m::DISCONNECT_TO_ERROR != 0;
+    let command = Command::Disconnect { qpn, to_error };
     context.workers.post_command(qp.worker, command);
     send_reply::<m::Disconnect>(client, seq, &EMPTY)
 }

@@ -290,12 +290,17 @@ pub struct Reject {
     pub private_data: PrivateData,
 }
 
+/// In [`Disconnect`]: the queue pair ends in ERROR, not in IDLE, so that receives posted after the end are
+/// flushed, too. A daemon that does not know it leaves those in the queue.
+pub const DISCONNECT_TO_ERROR: u32 = 1;
+
 /// Closes a connection gracefully; DISCONNECTED follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Disconnect {
     pub qp_num: u32,
-    pub reserved: u32,
+    /// [`DISCONNECT_TO_ERROR`] or 0.
+    pub flags: u32,
 }
 
 /// Kind of a connection event.

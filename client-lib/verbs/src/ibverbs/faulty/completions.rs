@@ -156,7 +156,7 @@ fn change_completion(context: &ContextObject, mut completion: Wc, now: Instant) 
                 let _ = decided.qp.set_error();
             }
             Kind::Disconnect => {
-                let _ = decided.qp.disconnect();
+                let _ = decided.qp.disconnect_for_good();
             }
             Kind::Delay { delay, jitter } => {
                 held.due = held.due.max(Some(now + *delay + jitter_of(hit, *jitter)));
