@@ -7,8 +7,9 @@ use crate::locking::Inherited;
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{
-    CreateQp, DISCONNECT_TO_ERROR, DestroyQp, Disconnect, FEATURE_FAILURE_MARKS, FEATURE_QUIET_DRAIN, FEATURE_STREAMS,
-    FinalSend, MODIFY_QUIET_DRAIN, ModifyQp, QpReply, QpState, QueryQp,
+    CreateQp, DISCONNECT_TO_ERROR, DestroyQp, Disconnect, FEATURE_FAILURE_MARKS,
+    FEATURE_QUIET_DRAIN, FEATURE_STREAMS, FinalSend, MODIFY_QUIET_DRAIN, ModifyQp, QpReply,
+    QpState, QueryQp,
 };
 use siw_shm::work_queue::{SqWatch, state_offset};
 use siw_shm::{RqProducer, SharedMemory, SqProducer};

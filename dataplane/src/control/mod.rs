@@ -781,9 +781,7 @@ impl ControlThread {
             }
             Request::Accept(request) => self.connections.accept_request(context, id, seq, request),
             Request::Reject(request) => self.connections.reject_request(context, id, seq, request),
-            Request::Disconnect(request) => {
-                connections::disconnect_qp(context, id, seq, request)
-            }
+            Request::Disconnect(request) => connections::disconnect_qp(context, id, seq, request),
             Request::ListObjects(request) => lists::list_objects(
                 context,
                 lists::ListedParts {
