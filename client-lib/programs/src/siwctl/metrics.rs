@@ -386,6 +386,11 @@ fn families(stats: &Value, most_clients: usize) -> Families {
             );
         }
         for (kind, value) in device["faults"].as_object().into_iter().flatten() {
+            // A series for each kind would be noise on devices without plans.
+            let value = value.as_f64().unwrap_or(0.0);
+            if value == 0.0 {
+                continue;
+            }
             let mut labels = labels();
             labels.push(("kind", kind.clone()));
             all.add(
@@ -393,7 +398,7 @@ fn families(stats: &Value, most_clients: usize) -> Families {
                 "Faults that fault plans have injected on purpose",
                 Kind::Counter,
                 labels,
-                value.as_f64().unwrap_or(0.0),
+                value,
             );
         }
         for (mib, value) in device["mib"].as_object().into_iter().flatten() {
