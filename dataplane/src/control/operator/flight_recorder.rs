@@ -225,6 +225,12 @@ impl FlightRecorder {
         })
     }
 
+    /// Returns true if plans have injected faults into the connections of a queue pair.
+    pub fn has_faults(&self, qpn: Qpn) -> bool {
+        let recording = self.live.get(&qpn);
+        recording.is_some_and(|recording| !recording.injected.is_empty())
+    }
+
     /// Counts a fault that a plan has injected; returns as [`Self::record`].
     pub fn record_fault(
         &mut self,
