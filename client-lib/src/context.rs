@@ -15,8 +15,8 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
     self, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects, ListPosition,
     LoadFaults, MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PLAN_PART, PORT_ACTIVE,
-    ProtoError,
-    QUERY_WATCH, QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace, VERSION,
+    ProtoError, QUERY_WATCH, QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace,
+    VERSION,
 };
 use siw_shm::device_identity::{GidTable, RawGid, gid_of_ip, gid_of_mac};
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};

@@ -234,7 +234,9 @@ fn locate(path: &Path, text: &str, (span, message): Mistake) -> PlanError {
 fn find_key(text: &str, fault: usize, key: &str) -> Option<Range<usize>> {
     let table = DeTable::parse(text).ok()?;
     let list = table.get_ref().iter();
-    let list = list.into_iter().find(|(key, _)| key.get_ref().as_ref() == "fault");
+    let list = list
+        .into_iter()
+        .find(|(key, _)| key.get_ref().as_ref() == "fault");
     let fault = list?.1.get_ref().as_array()?.iter().nth(fault)?;
     let keys = Keys {
         table: fault.get_ref().as_table()?,
@@ -441,7 +443,10 @@ impl<'a, 'i> Keys<'a, 'i> {
         };
         let wrong = || {
             let found = value.get_ref().type_str();
-            (value.span(), format!("{name}: true or false is expected, not {found}"))
+            (
+                value.span(),
+                format!("{name}: true or false is expected, not {found}"),
+            )
         };
         value.get_ref().as_bool().ok_or_else(wrong)
     }
@@ -622,7 +627,8 @@ fn check_times(keys: &Keys<'_, '_>, fault: &Fault) -> Result<(), Mistake> {
             if let Some(value) = repeated
                 && !fault.is_timed()
             {
-                let why = "an event repeats at times or at calls: repeat excludes after_calls and every";
+                let why =
+                    "an event repeats at times or at calls: repeat excludes after_calls and every";
                 return Err((value.span(), why.into()));
             }
         }
@@ -746,9 +752,7 @@ fn parse_kind(keys: &Keys<'_, '_>, name: &str) -> Result<Kind, Mistake> {
         },
         "worker_stall" => Kind::WorkerStall {
             stall: parse_stall(keys)?,
-            worker: keys
-                .number("worker", 0, 1023)?
-                .map(|worker| worker as u32),
+            worker: keys.number("worker", 0, 1023)?.map(|worker| worker as u32),
         },
         "control_stall" => Kind::ControlStall {
             stall: parse_stall(keys)?,
@@ -781,7 +785,10 @@ fn parse_stall(keys: &Keys<'_, '_>) -> Result<Duration, Mistake> {
     };
     if stall > MAX_STALL {
         let span = keys.find("stall_ms").map(Spanned::span);
-        let why = format!("stall_ms: at most {} ms are possible", MAX_STALL.as_millis());
+        let why = format!(
+            "stall_ms: at most {} ms are possible",
+            MAX_STALL.as_millis()
+        );
         return Err((span.unwrap_or(keys.span.clone()), why));
     }
     Ok(stall)
@@ -826,7 +833,10 @@ fn parse_aim(keys: &Keys<'_, '_>) -> Result<Aim, Mistake> {
             let address = text.parse::<IpAddr>();
             address.map_err(|_| format!("{text:?} is no IP address"))
         })?,
-        connection: keys.pair("connection", "addresses with TCP ports, like \"10.0.0.1:7174\",")?,
+        connection: keys.pair(
+            "connection",
+            "addresses with TCP ports, like \"10.0.0.1:7174\",",
+        )?,
         direction: keys.word("direction", find_word)?.unwrap_or_default(),
     })
 }
@@ -1306,7 +1316,10 @@ mod tests {
             );
             assert_ne!(plan.has_scope(Scope::Port), plan.has_scope(Scope::Daemon));
             let error = parse(&text).unwrap_err();
-            assert!(error.contains("plan.toml:2:") && error.contains("siwctl fault load"), "{error}");
+            assert!(
+                error.contains("plan.toml:2:") && error.contains("siwctl fault load"),
+                "{error}"
+            );
         }
     }
 
@@ -1315,20 +1328,48 @@ mod tests {
         let cases = [
             ("kind = \"post_send\"", "2:8", "siwrun --faults"),
             ("kind = \"wire_fire\"", "2:8", "wire_black_hole"),
-            ("kind = \"wire_drop\"\nprobability = 2", "3:15", "between 0 and 1"),
+            (
+                "kind = \"wire_drop\"\nprobability = 2",
+                "3:15",
+                "between 0 and 1",
+            ),
             ("kind = \"wire_drop\"\nnth = 1", "3:1", "no key \"nth\""),
-            ("kind = \"wire_drop\"\nrepeat = \"1s\"", "3:10", "needs lasts"),
+            (
+                "kind = \"wire_drop\"\nrepeat = \"1s\"",
+                "3:10",
+                "needs lasts",
+            ),
             (
                 "kind = \"wire_drop\"\nlasts = \"2s\"\nrepeat = \"1s\"",
                 "4:10",
                 "at least as long",
             ),
-            ("kind = \"wire_drop\"\nlasts = \"0s\"", "3:9", "longer than 0"),
-            ("kind = \"wire_drop\"\nhost = \"siw\"", "3:8", "no IP address"),
-            ("kind = \"wire_drop\"\ndirection = \"up\"", "3:13", "both, out, in"),
-            ("kind = \"wire_drop\"\nconnection = [\"10.0.0.1:1\"]", "3:14", "two different"),
+            (
+                "kind = \"wire_drop\"\nlasts = \"0s\"",
+                "3:9",
+                "longer than 0",
+            ),
+            (
+                "kind = \"wire_drop\"\nhost = \"siw\"",
+                "3:8",
+                "no IP address",
+            ),
+            (
+                "kind = \"wire_drop\"\ndirection = \"up\"",
+                "3:13",
+                "both, out, in",
+            ),
+            (
+                "kind = \"wire_drop\"\nconnection = [\"10.0.0.1:1\"]",
+                "3:14",
+                "two different",
+            ),
             ("kind = \"wire_delay\"", "1:1", "delay_ms"),
-            ("kind = \"wire_duplicate\"\naltered = 1", "3:11", "true or false"),
+            (
+                "kind = \"wire_duplicate\"\naltered = 1",
+                "3:11",
+                "true or false",
+            ),
             ("kind = \"wire_partition\"", "1:1", "between"),
             (
                 "kind = \"wire_partition\"\nbetween = [\"10.0.0.1\", \"10.0.0.1\"]",
@@ -1338,20 +1379,32 @@ mod tests {
             ("kind = \"wire_rate\"", "1:1", "rate_kbit"),
             ("kind = \"wire_rate\"\nrate_kbit = 0", "3:13", "between 1"),
             ("kind = \"worker_stall\"", "1:1", "stall_ms"),
-            ("kind = \"worker_stall\"\nstall_ms = 1e9", "3:12", "milliseconds"),
-            ("kind = \"control_stall\"\nstall_ms = 5\nevery = 2", "4:9", "without calls"),
+            (
+                "kind = \"worker_stall\"\nstall_ms = 1e9",
+                "3:12",
+                "milliseconds",
+            ),
+            (
+                "kind = \"control_stall\"\nstall_ms = 5\nevery = 2",
+                "4:9",
+                "without calls",
+            ),
             ("kind = \"daemon_end\"", "1:1", "abort, stop"),
         ];
         for (text, place, message) in cases {
             let error = parse_for(Place::Daemon, &format!("[[fault]]\n{text}\n")).unwrap_err();
             let begin = format!("plan.toml:{place}: ");
-            assert!(error.starts_with(&begin) && error.contains(message), "{text:?}: {error}");
+            assert!(
+                error.starts_with(&begin) && error.contains(message),
+                "{text:?}: {error}"
+            );
         }
     }
 
     #[test]
     fn an_error_is_told_at_the_key_of_a_plan_that_was_read() {
-        let text = "[[fault]]\nkind = \"wire_drop\"\n[[fault]]\nkind = \"wire_drop\"\ndevice = \"x\"\n";
+        let text =
+            "[[fault]]\nkind = \"wire_drop\"\n[[fault]]\nkind = \"wire_drop\"\ndevice = \"x\"\n";
         let at = |fault, key| {
             Plan::error_at(Path::new("p"), text, (fault, key), "no".into()).to_string()
         };

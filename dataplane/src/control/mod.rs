@@ -83,11 +83,11 @@ use self::memory::arena_files::ArenaFiles;
 use self::memory::imports::Received;
 use self::operator::captures::Captures;
 use self::operator::counter_files::CounterFiles;
-use self::operator::faults::FaultPlans;
 use self::operator::device_changes;
 use self::operator::device_changes::{
     ChangedParts, DeviceChanges, DeviceOpener, RunningDevice, StartedDevices,
 };
+use self::operator::faults::FaultPlans;
 use self::operator::loaded_configuration::LoadedConfiguration;
 use self::operator::operators::Operators;
 use self::operator::reload::Configuration;
@@ -1008,6 +1008,7 @@ impl ControlThread {
                 is_kept,
             } => {
                 context.resources.record_connection(qpn, last);
+                self.faults.on_connect_failed(context, qpn);
                 connections::on_connect_failed(context, qpn, failure, is_kept)
             }
             Event::Resolved {

@@ -354,6 +354,11 @@ impl<R> WorkerPort<R> {
         }
     }
 
+    /// Takes the faults since the last report; `None` if there were none.
+    pub fn take_fault_marks(&mut self) -> Option<Vec<FaultMark>> {
+        self.output.faults.as_mut()?.take_all_marks()
+    }
+
     /// Returns true if frames wait because of faults, or a report of faults does.
     #[inline]
     pub fn has_fault_work(&self) -> bool {

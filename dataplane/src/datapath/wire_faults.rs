@@ -247,7 +247,12 @@ impl TcpPayload {
             return None;
         }
         let header = ends.transport;
-        let half = |at: usize| Some(u16::from_be_bytes([*headers.get(at)?, *headers.get(at + 1)?]));
+        let half = |at: usize| {
+            Some(u16::from_be_bytes([
+                *headers.get(at)?,
+                *headers.get(at + 1)?,
+            ]))
+        };
         let ip = match half(12)? {
             0x8100 => TAGGED,
             _ => ETHERNET,
@@ -418,9 +423,8 @@ fn is_between(kind: &Kind, ends: Option<&Endpoints>) -> bool {
     let Kind::WirePartition { between: (a, b) } = kind else {
         return true;
     };
-    let is = |from: &IpAddr, to: &IpAddr| {
-        ends.is_some_and(|ends| (&ends.from, &ends.to) == (from, to))
-    };
+    let is =
+        |from: &IpAddr, to: &IpAddr| ends.is_some_and(|ends| (&ends.from, &ends.to) == (from, to));
     is(a, b) || is(b, a)
 }
 
@@ -585,9 +589,8 @@ impl WireFaults {
 
     /// Notes a fault for the next report.
     fn mark(&mut self, loaded: Arc<LoadedFault>, ends: Option<(SocketAddr, SocketAddr)>) {
-        let is_same = |mark: &&mut FaultMark| {
-            Arc::ptr_eq(&mark.loaded, &loaded) && mark.ends == ends
-        };
+        let is_same =
+            |mark: &&mut FaultMark| Arc::ptr_eq(&mark.loaded, &loaded) && mark.ends == ends;
         if let Some(mark) = self.marks.iter_mut().find(is_same) {
             mark.count += 1;
         } else if self.marks.len() < MOST_MARKS {
@@ -610,11 +613,18 @@ impl WireFaults {
         let is_due = self
             .reported
             .is_none_or(|reported| now.saturating_duration_since(reported) >= REPORT_INTERVAL);
-        if self.marks.is_empty() || !is_due {
+        if !is_due {
             return None;
         }
+        let marks = self.take_all_marks()?;
         self.reported = Some(now);
-        Some(std::mem::take(&mut self.marks))
+        Some(marks)
+    }
+
+    /// Takes the faults since the last report; `None` if there were none.
+    pub fn take_all_marks(&mut self) -> Option<Vec<FaultMark>> {
+        let marks = std::mem::take(&mut self.marks);
+        (!marks.is_empty()).then_some(marks)
     }
 }
 
@@ -691,7 +701,10 @@ mod tests {
             assert!(!payload.alter(&mut frame[..53].to_vec(), Alteration { drawn: 1 }, true));
         }
         let empty = segment(&[]);
-        assert_eq!(TcpPayload::find(&empty, &Endpoints::parse(&empty).unwrap()), None);
+        assert_eq!(
+            TcpPayload::find(&empty, &Endpoints::parse(&empty).unwrap()),
+            None
+        );
         for len in 0..54 {
             let cut = &segment(&[1; 9])[..len];
             if let Some(ends) = Endpoints::parse(cut) {
@@ -714,8 +727,14 @@ mod tests {
         let aimed = format!("{drop}\ndevice = \"siw0\"");
         assert_eq!(faults(&aimed, true), (1, 1));
         for in_process in [false, true] {
-            assert_eq!(faults(&format!("{drop}\ndirection = \"in\""), in_process), (0, 1));
-            assert_eq!(faults(&format!("{drop}\ndirection = \"out\""), in_process), (1, 0));
+            assert_eq!(
+                faults(&format!("{drop}\ndirection = \"in\""), in_process),
+                (0, 1)
+            );
+            assert_eq!(
+                faults(&format!("{drop}\ndirection = \"out\""), in_process),
+                (1, 0)
+            );
         }
     }
 
@@ -728,7 +747,8 @@ mod tests {
         let now = Instant::now();
         let lost = |faults: &mut WireFaults| {
             let all = faults.out.faults.iter_mut();
-            all.filter(|fault| matches!(fault.decide(now, 60), Effect::Lost)).count()
+            all.filter(|fault| matches!(fault.decide(now, 60), Effect::Lost))
+                .count()
         };
         assert_eq!(lost(&mut faults), 1);
         faults.set(&[first.clone(), second], PORT);
@@ -741,7 +761,13 @@ mod tests {
             interfaces: Some(vec![7]),
             ..CaptureFilter::default()
         };
-        faults.set(&[ActiveFault { filter: Arc::new(filter), ..first }], PORT);
+        faults.set(
+            &[ActiveFault {
+                filter: Arc::new(filter),
+                ..first
+            }],
+            PORT,
+        );
         assert!(!faults.has_faults());
     }
 
@@ -749,13 +775,21 @@ mod tests {
     fn losses_come_in_bursts_and_bottlenecks_have_a_queue() {
         let now = Instant::now();
         let mut faults = WireFaults::default();
-        let burst = active("kind = \"wire_drop\"\nafter_calls = 2\ncount = 1\nburst = 3", CaptureFilter::default());
+        let burst = active(
+            "kind = \"wire_drop\"\nafter_calls = 2\ncount = 1\nburst = 3",
+            CaptureFilter::default(),
+        );
         faults.set(&[burst], PORT);
         let fault = &mut faults.out.faults[0];
-        let lost: Vec<_> = (0..8).map(|_| matches!(fault.decide(now, 60), Effect::Lost)).collect();
+        let lost: Vec<_> = (0..8)
+            .map(|_| matches!(fault.decide(now, 60), Effect::Lost))
+            .collect();
         assert_eq!(lost, [false, false, true, true, true, false, false, false]);
         // 12 Mbit/s: a frame of 1500 octets in a millisecond.
-        let rate = active("kind = \"wire_rate\"\nrate_kbit = 12000\nqueue = 2", CaptureFilter::default());
+        let rate = active(
+            "kind = \"wire_rate\"\nrate_kbit = 12000\nqueue = 2",
+            CaptureFilter::default(),
+        );
         faults.set(&[rate], PORT);
         let fault = &mut faults.out.faults[0];
         let holds: Vec<_> = (0..4)

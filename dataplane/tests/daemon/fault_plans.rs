@@ -1,5 +1,6 @@
 //! `siwctl fault`: plans that operators load into a running daemon, with real traffic whose data is compared.
 
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +9,13 @@ use std::time::{Duration, Instant};
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use serde_json::Value;
-use siw::{ObjectList, SendData, SendWr, WcStatus};
+use siw::{CmEvent, ConnectOptions, ObjectList, SendData, SendWr, WcStatus};
 use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 
 use super::client_faults::{as_user, open_to_all};
+use super::device_changes::{SECOND_PAIR, second_pair};
+use super::reload::rewrite;
 use super::siwctl::{shown, shown_json, siwctl, start_siwctl};
 use crate::common::net::{Netns, lacks_network, missing_program};
 use crate::common::*;
@@ -50,18 +53,27 @@ fn write_plan(daemon: &Daemon, name: &str, text: &str) -> String {
 fn load(daemon: &Daemon, name: &str, text: &str) {
     let path = write_plan(daemon, name, text);
     let said = shown(daemon, &["fault", "load", &path]);
-    assert!(said.starts_with(&format!("plan {name} is loaded: ")), "{said}");
+    assert!(
+        said.starts_with(&format!("plan {name} is loaded: ")),
+        "{said}"
+    );
 }
 
 /// Number of times that the faults of a plan happened, in its order.
 fn injected(daemon: &Daemon, plan: &str) -> Vec<u64> {
     let rows = shown_json(daemon, &["fault", "show"]);
     let of_plan = rows.iter().filter(|row| row["plan"] == plan);
-    of_plan.map(|row| row["injected"].as_u64().unwrap()).collect()
+    of_plan
+        .map(|row| row["injected"].as_u64().unwrap())
+        .collect()
 }
 
 /// Waits until a text has what is expected.
-fn await_text(what: &str, mut read: impl FnMut() -> String, is_expected: impl Fn(&str) -> bool) -> String {
+fn await_text(
+    what: &str,
+    mut read: impl FnMut() -> String,
+    is_expected: impl Fn(&str) -> bool,
+) -> String {
     let begin = Instant::now();
     loop {
         let text = read();
@@ -81,7 +93,10 @@ fn write_all(from: &End, to: &End, seed: u64) -> bool {
     if from.wc().status != WcStatus::SUCCESS {
         return false;
     }
-    assert!(to.read(0, LEN) == pattern(seed, LEN), "round {seed} has other data");
+    assert!(
+        to.read(0, LEN) == pattern(seed, LEN),
+        "round {seed} has other data"
+    );
     true
 }
 
@@ -95,12 +110,30 @@ fn exchange(a: &End, b: &End, rounds: u64) {
 
 /// Faults of the wire that TCP repairs, each often enough to happen in a few megabytes.
 const REPAIRED: [(&str, &str); 6] = [
-    ("drop", "kind = \"wire_drop\"\nprobability = 0.02\nburst = 2"),
-    ("delay", "kind = \"wire_delay\"\ndelay_ms = 0.3\njitter_ms = 0.3\nprobability = 0.2"),
-    ("duplicate", "kind = \"wire_duplicate\"\nlate_ms = 0.5\nprobability = 0.1"),
-    ("altered", "kind = \"wire_duplicate\"\nlate_ms = 0.5\naltered = true\nprobability = 0.1"),
-    ("reorder", "kind = \"wire_reorder\"\nlate_ms = 0.5\nprobability = 0.1"),
-    ("rate", "kind = \"wire_rate\"\nrate_kbit = 400_000\nqueue = 400"),
+    (
+        "drop",
+        "kind = \"wire_drop\"\nprobability = 0.02\nburst = 2",
+    ),
+    (
+        "delay",
+        "kind = \"wire_delay\"\ndelay_ms = 0.3\njitter_ms = 0.3\nprobability = 0.2",
+    ),
+    (
+        "duplicate",
+        "kind = \"wire_duplicate\"\nlate_ms = 0.5\nprobability = 0.1",
+    ),
+    (
+        "altered",
+        "kind = \"wire_duplicate\"\nlate_ms = 0.5\naltered = true\nprobability = 0.1",
+    ),
+    (
+        "reorder",
+        "kind = \"wire_reorder\"\nlate_ms = 0.5\nprobability = 0.1",
+    ),
+    (
+        "rate",
+        "kind = \"wire_rate\"\nrate_kbit = 400_000\nqueue = 400",
+    ),
 ];
 
 /// Exchanges data under each fault that TCP repairs, sent and received.
@@ -118,7 +151,10 @@ fn exchange_under_all(daemon: &Daemon) {
                 assert!(rounds < 1000, "{name} {direction} does not happen");
             }
             let said = shown(daemon, &["fault", "clear", name]);
-            assert!(said.starts_with(&format!("plan {name} is cleared: ")), "{said}");
+            assert!(
+                said.starts_with(&format!("plan {name} is cleared: ")),
+                "{said}"
+            );
         }
     }
     exchange(&a, &b, 2);
@@ -165,16 +201,26 @@ fn a_corrupt_segment_is_found_by_the_crc_alone() {
         let both = await_text(
             "the cause",
             || why(&a) + &why(&b),
-            |text| text.matches("injected fault 1 of plan corrupt: wire_corrupt").count() >= 2,
+            |text| {
+                text.matches("injected fault 1 of plan corrupt: wire_corrupt")
+                    .count()
+                    >= 2
+            },
         );
         assert!(both.to_lowercase().contains("crc"), "{both}");
+        let ends = shown(&daemon, &["show", "ends"]);
+        let said = "(a fault plan injected faults into this connection)";
+        assert!(ends.contains(said), "{ends}");
         shown(&daemon, &["fault", "clear", "corrupt"]);
     }
     // TCP has found no wrong checksum.
     let drops = shown_json(&daemon, &["show", "drops", "--all"]);
     let of_checksums = |row: &&Value| row["meaning"].as_str().unwrap().contains("checksum");
     let counts: Vec<_> = drops.iter().filter(of_checksums).collect();
-    assert!(!counts.is_empty() && counts.iter().all(|row| row["count"] == 0), "{drops:?}");
+    assert!(
+        !counts.is_empty() && counts.iter().all(|row| row["count"] == 0),
+        "{drops:?}"
+    );
 }
 
 /// Without the CRC nothing finds the changed octet, which shows that it is one.
@@ -187,7 +233,11 @@ fn without_the_crc_a_corrupt_segment_arrives() {
     let daemon = Daemon::start(&format!("{config}[device.mpa]\ncrc = \"off\"\n"), &[]);
     let (a, b) = pair(&daemon, LEN);
     // Every 50th segment of a Write that has several: most octets are payload of the Write.
-    load(&daemon, "corrupt", "[[fault]]\nkind = \"wire_corrupt\"\nevery = 50\ndevice = \"siw0\"\ndirection = \"out\"\n");
+    load(
+        &daemon,
+        "corrupt",
+        "[[fault]]\nkind = \"wire_corrupt\"\nevery = 50\ndevice = \"siw0\"\ndirection = \"out\"\n",
+    );
     for seed in 1..1000 {
         a.fill(seed);
         let sge = [a.mr.sge(0, LEN)];
@@ -195,7 +245,11 @@ fn without_the_crc_a_corrupt_segment_arrives() {
         a.qp.post_send(&[write]).unwrap();
         assert_eq!(a.wc().status, WcStatus::SUCCESS);
         let (sent, found) = (pattern(seed, LEN), b.read(0, LEN));
-        let changed = sent.iter().zip(&found).filter(|(sent, found)| sent != found).count();
+        let changed = sent
+            .iter()
+            .zip(&found)
+            .filter(|(sent, found)| sent != found)
+            .count();
         if changed > 0 {
             assert!(changed <= 2, "{changed} octets");
             return;
@@ -219,7 +273,10 @@ fn only_those_that_are_aimed_at_meet_a_fault() {
     };
     let ends = |end: &End| {
         let rows = shown_json(&daemon, &["show", "conn"]);
-        let row = rows.iter().find(|row| row["lqpn"] == end.qp.qp_num()).unwrap();
+        let row = rows
+            .iter()
+            .find(|row| row["lqpn"] == end.qp.qp_num())
+            .unwrap();
         [&row["tcp"]["local"], &row["tcp"]["remote"]].map(|end| end.as_str().unwrap().to_owned())
     };
     let [local, remote] = ends(&a);
@@ -233,7 +290,11 @@ fn only_those_that_are_aimed_at_meet_a_fault() {
         format!("host = \"10.77.0.1\"\nport = {port}"),
     ];
     for aim in aims {
-        load(&daemon, "hole", &format!("[[fault]]\nkind = \"wire_black_hole\"\n{aim}\n"));
+        load(
+            &daemon,
+            "hole",
+            &format!("[[fault]]\nkind = \"wire_black_hole\"\n{aim}\n"),
+        );
         post(&a, &b);
         exchange(&c, &d, 3);
         exchange(&e, &f, 3);
@@ -242,7 +303,11 @@ fn only_those_that_are_aimed_at_meet_a_fault() {
             || injected(&daemon, "hole")[0].to_string(),
             |count| count != "0",
         );
-        assert_eq!(a.cq.poll(&mut [siw::Wc::default()]).unwrap(), 0, "{aim}: {lost}");
+        assert_eq!(
+            a.cq.poll(&mut [siw::Wc::default()]).unwrap(),
+            0,
+            "{aim}: {lost}"
+        );
         shown(&daemon, &["fault", "clear"]);
         assert_eq!(a.wc().status, WcStatus::SUCCESS, "{aim}");
         assert!(b.read(0, LEN) == pattern(7, LEN));
@@ -254,7 +319,11 @@ fn only_those_that_are_aimed_at_meet_a_fault() {
     );
     post(&a, &b);
     exchange(&e, &f, 3);
-    await_text("parted", || injected(&daemon, "parted")[0].to_string(), |count| count != "0");
+    await_text(
+        "parted",
+        || injected(&daemon, "parted")[0].to_string(),
+        |count| count != "0",
+    );
     assert_eq!(a.cq.poll(&mut [siw::Wc::default()]).unwrap(), 0);
     shown(&daemon, &["fault", "clear", "parted"]);
     assert_eq!(a.wc().status, WcStatus::SUCCESS);
@@ -282,7 +351,10 @@ fn later_connections_of_a_user_meet_a_fault() {
     };
     assert_eq!((delays(0), delays(1)), (0, counts[0]), "{stat}");
     let rows = shown_json(&daemon, &["fault", "show"]);
-    assert_eq!((&rows[0]["connections"], &rows[1]["connections"]), (&1.into(), &0.into()));
+    assert_eq!(
+        (&rows[0]["connections"], &rows[1]["connections"]),
+        (&1.into(), &0.into())
+    );
     // Its addresses may be used again.
     drop((a, b));
     await_text(
@@ -311,10 +383,20 @@ fn faults_are_marked_in_each_place() {
     let text = "injected fault 1 (lost) of plan marked: wire_drop";
     let number = a.qp.qp_num().to_string();
     let counted = format!("{text} (5 times, last ");
-    let why = await_text("why", || shown(&daemon, &["why", &number]), |why| why.contains(&counted));
-    assert!(why.contains("Faults were injected on purpose, and may be the cause: "), "{why}");
+    let why = await_text(
+        "why",
+        || shown(&daemon, &["why", &number]),
+        |why| why.contains(&counted),
+    );
+    assert!(
+        why.contains("Faults were injected on purpose, and may be the cause: "),
+        "{why}"
+    );
     let events = shown(&daemon, &["why", "--events", &number]);
-    assert!(events.contains(&format!("injected fault {text}")), "{events}");
+    assert!(
+        events.contains(&format!("injected fault {text}")),
+        "{events}"
+    );
     let stat = shown(&daemon, &["stat"]);
     assert!(
         stat.contains("injected_wire_drop") && stat.contains("fault plans: 1 loaded"),
@@ -341,11 +423,95 @@ fn faults_are_marked_in_each_place() {
     let cleared: Value = serde_json::from_str(&cleared).unwrap();
     assert_eq!(cleared[0]["injected"], 5);
     let stat = shown(&daemon, &["stat"]);
-    assert!(stat.contains("injected_wire_drop") && !stat.contains("fault plans"), "{stat}");
+    assert!(
+        stat.contains("injected_wire_drop") && !stat.contains("fault plans"),
+        "{stat}"
+    );
     let log = daemon.stop_and_read_log();
-    for line in ["fault plan marked is loaded", text, "fault plan marked is cleared"] {
+    for line in [
+        "fault plan marked is loaded",
+        text,
+        "fault plan marked is cleared",
+    ] {
         assert!(log.contains(line), "{line}: {log}");
     }
+}
+
+/// A connection that is not made because of a plan names it: here nobody answers ARP.
+#[test]
+fn a_connection_that_is_not_made_names_the_plan() {
+    let daemon = Daemon::loopback();
+    load(&daemon, "hole", "[[fault]]\nkind = \"wire_black_hole\"\n");
+    let end = End::new(&daemon.context(), 64);
+    let options = ConnectOptions {
+        device: Some(end.ctx.device_by_name("siw0").unwrap().index),
+        ..ConnectOptions::default()
+    };
+    let nobody = "10.77.0.2:9".parse().unwrap();
+    end.qp.connect(&end.cm, nobody, &options).unwrap();
+    let event = end.cm.get_event(Some(PATIENCE)).unwrap();
+    assert!(!matches!(event, CmEvent::Established(_)), "{event:?}");
+    let why = shown(&daemon, &["why", &end.qp.qp_num().to_string()]);
+    assert!(
+        why.contains("injected fault 1 of plan hole: wire_black_hole"),
+        "{why}"
+    );
+}
+
+/// The trace names the fault at the frame that meets it.
+#[test]
+fn a_trace_has_the_faults() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, LEN);
+    load(
+        &daemon,
+        "traced",
+        "[[fault]]\nkind = \"wire_drop\"\nevery = 20\n[[fault]]\nkind = \"wire_delay\"\ndelay_ms = 0.1\nevery = 7\n",
+    );
+    let (mut tracing, _said) = start_siwctl(&daemon, &["trace", "--json", "400"]);
+    let mut traced = tracing.stdout.take().unwrap();
+    let mut text = String::new();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&is_over);
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                exchange(&a, &b, 1);
+            }
+        });
+        traced.read_to_string(&mut text).unwrap();
+    });
+    wait(&mut tracing);
+    for name in ["INJECTED_LOSS", "injected_fault"] {
+        assert!(text.contains(name), "{name}: {text}");
+    }
+}
+
+/// A device that comes later has the faults of the plans.
+#[test]
+fn devices_that_are_added_have_the_faults() {
+    let daemon = Daemon::loopback();
+    load(
+        &daemon,
+        "early",
+        "[[fault]]\nkind = \"wire_delay\"\ndelay_ms = 0.1\n",
+    );
+    rewrite(&daemon, &format!("{LOOPBACK}{SECOND_PAIR}"));
+    for name in ["siw2", "siw3"] {
+        shown(&daemon, &["device", "add", name]);
+    }
+    let (a, b) = second_pair(&daemon);
+    ping(&a, &b);
+    let stat: Value = serde_json::from_str(&shown(&daemon, &["stat", "--json"])).unwrap();
+    let devices = stat["devices"].as_array().unwrap();
+    let added = devices
+        .iter()
+        .find(|device| device["device"] == "siw2")
+        .unwrap();
+    assert!(
+        added["merged"]["injected_wire_delay"].as_u64().unwrap() > 0,
+        "{stat}"
+    );
 }
 
 /// Comments of the frames in a capture.
@@ -380,11 +546,23 @@ fn plans_are_loaded_and_cleared_under_load() {
             rounds
         });
         for round in 0..10 {
-            load(&daemon, "one", "[[fault]]\nkind = \"wire_delay\"\ndelay_ms = 3\nprobability = 0.1\n");
-            load(&daemon, "two", "[[fault]]\nkind = \"wire_drop\"\nprobability = 0.01\n");
+            load(
+                &daemon,
+                "one",
+                "[[fault]]\nkind = \"wire_delay\"\ndelay_ms = 3\nprobability = 0.1\n",
+            );
+            load(
+                &daemon,
+                "two",
+                "[[fault]]\nkind = \"wire_drop\"\nprobability = 0.01\n",
+            );
             let both = || {
                 let counts = [injected(&daemon, "one"), injected(&daemon, "two")].concat();
-                counts.iter().filter(|count| **count > 0).count().to_string()
+                counts
+                    .iter()
+                    .filter(|count| **count > 0)
+                    .count()
+                    .to_string()
             };
             await_text("both plans", both, |count| count == "2");
             // Frames that wait are still sent.
@@ -402,20 +580,39 @@ fn plans_are_loaded_and_cleared_under_load() {
 fn wrong_plans_are_refused_and_change_nothing() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, LEN);
-    load(&daemon, "kept", "[[fault]]\nkind = \"wire_drop\"\nprobability = 0\n");
+    load(
+        &daemon,
+        "kept",
+        "[[fault]]\nkind = \"wire_drop\"\nprobability = 0\n",
+    );
     let before = shown(&daemon, &["fault", "show", "--json"]);
     let refuse = |args: &[&str], message: &str| {
         let (status, out, error) = siwctl(&daemon, &[&["fault", "load"], args].concat());
         assert_eq!(status, Some(1), "{args:?}: {out}{error}");
-        assert!(out.is_empty() && error.contains(message), "{args:?}: {error}");
+        assert!(
+            out.is_empty() && error.contains(message),
+            "{args:?}: {error}"
+        );
         assert_eq!(shown(&daemon, &["fault", "show", "--json"]), before);
     };
     let wire = "[[fault]]\nkind = \"wire_drop\"\n";
     let cases = [
-        (format!("{wire}probability = 2\n"), ":3:15: probability = 2: it must be between 0 and 1"),
-        ("[[fault]]\nkind = \"wire_fire\"\n".into(), ":2:8: unknown fault \"wire_fire\""),
-        ("[[fault]]\nkind = \"post_send\"\n".into(), ":2:8: a fault of kind post_send happens in a program"),
-        (format!("{wire}device = \"siw9\"\n"), ":3:10: no device siw9: siwd has siw0, siw1"),
+        (
+            format!("{wire}probability = 2\n"),
+            ":3:15: probability = 2: it must be between 0 and 1",
+        ),
+        (
+            "[[fault]]\nkind = \"wire_fire\"\n".into(),
+            ":2:8: unknown fault \"wire_fire\"",
+        ),
+        (
+            "[[fault]]\nkind = \"post_send\"\n".into(),
+            ":2:8: a fault of kind post_send happens in a program",
+        ),
+        (
+            format!("{wire}device = \"siw9\"\n"),
+            ":3:10: no device siw9: siwd has siw0, siw1",
+        ),
         (format!("{wire}qp = 9999\n"), ":3:6: no queue pair 9999"),
         (format!("{wire}client = 9999\n"), ":3:10: no client 9999"),
         (
@@ -433,7 +630,10 @@ fn wrong_plans_are_refused_and_change_nothing() {
         (String::new(), ":1:1: the plan has no [[fault]]"),
         ("fault = 3\n".into(), ":1:9: faults are tables"),
         (wire.repeat(65), "the plan has 65 faults: at most 64"),
-        (format!("# {}\n{wire}", "x".repeat(70_000)), " bytes: at most 65536"),
+        (
+            format!("# {}\n{wire}", "x".repeat(70_000)),
+            " bytes: at most 65536",
+        ),
     ];
     for (text, message) in &cases {
         let path = write_plan(&daemon, "wrong", text);
@@ -446,15 +646,27 @@ fn wrong_plans_are_refused_and_change_nothing() {
     refuse(&[&kept], "a plan kept is loaded: clear it");
     refuse(&["--name", "", &kept], "the plan has no name");
     let (status, _, error) = siwctl(&daemon, &["fault", "clear", "other"]);
-    assert!(status == Some(1) && error.contains("no fault plan other is loaded"), "{error}");
+    assert!(
+        status == Some(1) && error.contains("no fault plan other is loaded"),
+        "{error}"
+    );
     for number in 1..8 {
-        shown(&daemon, &["fault", "load", "--name", &format!("plan{number}"), &kept]);
+        shown(
+            &daemon,
+            &["fault", "load", "--name", &format!("plan{number}"), &kept],
+        );
     }
     let (status, _, error) = siwctl(&daemon, &["fault", "load", "--name", "ninth", &kept]);
-    assert!(status == Some(1) && error.contains("8 plans are loaded"), "{error}");
+    assert!(
+        status == Some(1) && error.contains("8 plans are loaded"),
+        "{error}"
+    );
     shown(&daemon, &["fault", "clear"]);
     let (status, _, error) = siwctl(&daemon, &["fault", "clear"]);
-    assert!(status == Some(1) && error.contains("no fault plan is loaded"), "{error}");
+    assert!(
+        status == Some(1) && error.contains("no fault plan is loaded"),
+        "{error}"
+    );
     exchange(&a, &b, 2);
 }
 
@@ -464,7 +676,8 @@ fn parts_that_do_not_fit_are_refused() {
     let daemon = Daemon::loopback();
     let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
     conn.set_call_timeout(PATIENCE).unwrap();
-    conn.call_and_wait(1, &m::ClientHello::new("parts"), &[]).unwrap();
+    conn.call_and_wait(1, &m::ClientHello::new("parts"), &[])
+        .unwrap();
     let text = b"[[fault]]\nkind = \"wire_drop\"\nprobability = 0\n";
     let mut first = m::LoadFaults {
         total: text.len() as u32,
@@ -479,7 +692,9 @@ fn parts_that_do_not_fit_are_refused() {
     first.text[..text.len()].copy_from_slice(text);
     let call = |request: &m::LoadFaults| {
         let called = conn.call_and_wait(2, request, &[]);
-        called.map(|(reply, _)| reply.read_text()).map_err(|error| error.to_string())
+        called
+            .map(|(reply, _)| reply.read_text())
+            .map_err(|error| error.to_string())
     };
     let with = |change: fn(&mut m::LoadFaults)| {
         let mut request = first;
@@ -498,7 +713,10 @@ fn parts_that_do_not_fit_are_refused() {
     // A part in the middle is missing.
     assert_eq!(call(&first).as_deref(), Ok(""));
     assert!(call(&with(|part| part.offset = 11)).is_err());
-    assert!(call(&with(|part| part.offset = 10)).is_err(), "the text is forgotten");
+    assert!(
+        call(&with(|part| part.offset = 10)).is_err(),
+        "the text is forgotten"
+    );
     assert_eq!(call(&first).as_deref(), Ok(""));
     let mut rest = with(|part| (part.offset, part.len) = (10, part.total - 10));
     rest.text[..text.len() - 10].copy_from_slice(&text[10..]);
@@ -523,9 +741,15 @@ fn only_operators_load_plans() {
     let text = "[[fault]]\nkind = \"wire_drop\"\n";
     let refused = |outcome: Result<String, siw::Error>, what: &str| {
         let error = outcome.err().unwrap().to_string();
-        assert!(error.contains(&format!("only operators can {what}")), "{error}");
+        assert!(
+            error.contains(&format!("only operators can {what}")),
+            "{error}"
+        );
     };
-    refused(theirs.load_faults("theirs", "theirs.toml", text, None), "load fault plans");
+    refused(
+        theirs.load_faults("theirs", "theirs.toml", text, None),
+        "load fault plans",
+    );
     refused(theirs.clear_faults(""), "clear fault plans");
     refused(theirs.list_objects(ObjectList::Faults), "see fault plans");
     assert!(shown_json(&daemon, &["fault", "show"]).is_empty());
@@ -538,7 +762,11 @@ fn a_black_hole_lasts_as_long_as_the_plan_says() {
     let (a, b) = pair(&daemon, LEN);
     exchange(&a, &b, 2);
     let begin = Instant::now();
-    load(&daemon, "hole", "[[fault]]\nkind = \"wire_black_hole\"\nlasts = \"400ms\"\n");
+    load(
+        &daemon,
+        "hole",
+        "[[fault]]\nkind = \"wire_black_hole\"\nlasts = \"400ms\"\n",
+    );
     // Loaded before the first frame, and within the time.
     let is_within = begin.elapsed() < Duration::from_millis(350);
     exchange(&a, &b, 1);
@@ -551,17 +779,35 @@ fn a_black_hole_lasts_as_long_as_the_plan_says() {
 fn workers_and_the_control_thread_stall() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, LEN);
-    let stall = |kind: &str| format!("[[fault]]\nkind = \"{kind}\"\nstall_ms = 300\ncount = 1\nafter = \"1ms\"\n");
+    let stall = |kind: &str| {
+        format!("[[fault]]\nkind = \"{kind}\"\nstall_ms = 300\ncount = 1\nafter = \"1ms\"\n")
+    };
     load(&daemon, "worker", &stall("worker_stall"));
     let begin = Instant::now();
-    await_text("worker", || injected(&daemon, "worker")[0].to_string(), |count| count == "1");
+    await_text(
+        "worker",
+        || injected(&daemon, "worker")[0].to_string(),
+        |count| count == "1",
+    );
     // siwctl asks the control thread alone. The stall began before it answered, and after `begin` or shortly before.
     exchange(&a, &b, 1);
-    assert!(begin.elapsed() >= Duration::from_millis(250), "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() >= Duration::from_millis(250),
+        "{:?}",
+        begin.elapsed()
+    );
     let begin = Instant::now();
     load(&daemon, "control", &stall("control_stall"));
-    await_text("control", || injected(&daemon, "control")[0].to_string(), |count| count == "1");
-    assert!(begin.elapsed() >= Duration::from_millis(300), "{:?}", begin.elapsed());
+    await_text(
+        "control",
+        || injected(&daemon, "control")[0].to_string(),
+        |count| count == "1",
+    );
+    assert!(
+        begin.elapsed() >= Duration::from_millis(300),
+        "{:?}",
+        begin.elapsed()
+    );
     exchange(&a, &b, 1);
     let log = daemon.stop_and_read_log();
     for kind in ["worker_stall", "control_stall"] {
@@ -602,8 +848,23 @@ fn built_in_plans_are_listed() {
         shown(&daemon, &["fault", "load", name]);
         shown(&daemon, &["fault", "clear", name]);
     }
-    let outcome = shown(&daemon, &["fault", "load", "lossy-link", "--seed", "9", "--name", "x", "--json"]);
+    let outcome = shown(
+        &daemon,
+        &[
+            "fault",
+            "load",
+            "lossy-link",
+            "--seed",
+            "9",
+            "--name",
+            "x",
+            "--json",
+        ],
+    );
     let outcome: Value = serde_json::from_str(&outcome).unwrap();
-    assert_eq!((&outcome["plan"], &outcome["seed"]), (&"x".into(), &9.into()));
+    assert_eq!(
+        (&outcome["plan"], &outcome["seed"]),
+        (&"x".into(), &9.into())
+    );
     assert!(shown(&daemon, &["fault", "show"]).starts_with("plan x seed 9 loaded "));
 }

@@ -28,7 +28,9 @@ fn load_plan(daemon: &Daemon, name: &str) {
 fn injected(daemon: &Daemon) -> Vec<u64> {
     let rows = siwctl(daemon, &["fault", "show", "--json"]);
     let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
-    rows.iter().map(|row| row["injected"].as_u64().unwrap()).collect()
+    rows.iter()
+        .map(|row| row["injected"].as_u64().unwrap())
+        .collect()
 }
 
 /// Runs rping with verified data; both ends have to succeed.
@@ -48,7 +50,10 @@ fn built_in_plans_of_siwd_are_documented() {
     let of_test = include_str!("wire_fault_plans.rs");
     for row in &rows {
         let name = row["name"].as_str().unwrap();
-        assert!(page.contains(&format!("**`{name}`**")), "{name} has no paragraph");
+        assert!(
+            page.contains(&format!("**`{name}`**")),
+            "{name} has no paragraph"
+        );
         let tested = format!("load_plan(&daemon, \"{name}\")");
         assert!(of_test.contains(&tested), "{name} has no test");
     }
@@ -133,7 +138,10 @@ fn a_bit_error_ends_the_connection_of_a_program() {
     let ends: Vec<Value> = serde_json::from_str(&ends).unwrap();
     let number = ends[0]["lqpn"].to_string();
     let why = siwctl(&daemon, &["why", &number]);
-    assert!(why.contains("injected fault 1 of plan bit-errors: wire_corrupt"), "{why}");
+    assert!(
+        why.contains("injected fault 1 of plan bit-errors: wire_corrupt"),
+        "{why}"
+    );
 }
 
 /// A program that runs stops, and goes on when the cable is back.
@@ -144,7 +152,10 @@ fn a_program_goes_on_when_the_cable_is_back() {
     }
     let daemon = Daemon::loopback();
     let server = start_listening(&daemon, "rping -s -V -S 30000 -a 10.77.0.2");
-    let client = Program::start(&daemon, "rping -c -V -I 10.77.0.1 -a 10.77.0.2 -S 30000 -C 20000");
+    let client = Program::start(
+        &daemon,
+        "rping -c -V -I 10.77.0.1 -a 10.77.0.2 -S 30000 -C 20000",
+    );
     let begin = Instant::now();
     while daemon.tcp_counter("out_segs") < 100 {
         assert!(begin.elapsed() < PATIENCE);

@@ -39,7 +39,8 @@ pub enum FaultCommand {
 pub fn plans(as_json: bool) -> String {
     let plans = built_in_plans(Place::Daemon);
     if as_json {
-        let rows = plans.map(|plan| json!({ "name": plan.name, "description": plan.description() }));
+        let rows =
+            plans.map(|plan| json!({ "name": plan.name, "description": plan.description() }));
         return format!("{}\n", Value::Array(rows.collect()));
     }
     let mut out = String::new();
@@ -95,7 +96,11 @@ fn load(
         printable(&name)
     );
     for note in outcome["notes"].as_array().into_iter().flatten() {
-        let _ = writeln!(out, "note: {}", printable(note.as_str().unwrap_or_default()));
+        let _ = writeln!(
+            out,
+            "note: {}",
+            printable(note.as_str().unwrap_or_default())
+        );
     }
     Ok(out)
 }
@@ -139,7 +144,16 @@ fn show(daemon: &siw::Context, as_json: bool) -> anyhow::Result<String> {
 /// The objects that a fault is aimed at.
 fn aim_text(row: &Value) -> String {
     let mut out = String::new();
-    let keys = ["device", "user", "client", "lqpn", "host", "port", "connection", "connections"];
+    let keys = [
+        "device",
+        "user",
+        "client",
+        "lqpn",
+        "host",
+        "port",
+        "connection",
+        "connections",
+    ];
     for key in keys {
         match &row[key] {
             Value::Null => {}
@@ -162,7 +176,11 @@ fn describe_cleared(outcome: &str, as_json: bool) -> anyhow::Result<String> {
     let mut out = String::new();
     for row in &rows {
         let name = printable(row["plan"].as_str().unwrap_or_default());
-        let _ = writeln!(out, "plan {name} is cleared: {} faults were injected", row["injected"]);
+        let _ = writeln!(
+            out,
+            "plan {name} is cleared: {} faults were injected",
+            row["injected"]
+        );
     }
     Ok(out)
 }

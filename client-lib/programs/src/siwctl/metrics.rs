@@ -430,7 +430,11 @@ fn families(stats: &Value, most_clients: usize) -> Families {
             "fault_injected",
             "Number of times that a fault of a loaded plan was injected",
             Kind::Counter,
-            vec![("plan", text("plan")), ("fault", text("fault")), ("kind", text("kind"))],
+            vec![
+                ("plan", text("plan")),
+                ("fault", text("fault")),
+                ("kind", text("kind")),
+            ],
             fault["injected"].as_f64().unwrap_or(0.0),
         );
     }

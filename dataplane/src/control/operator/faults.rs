@@ -34,6 +34,8 @@ const MOST_PLANS: usize = 8;
 const MOST_FAULTS: usize = 64;
 /// Connections that one fault can select by queue pair, client or user.
 const MOST_FLOWS: usize = 4096;
+/// Other ends whose faults are kept although there is no connection.
+const MOST_STRANGE: usize = 256;
 /// Reports of a fault that are logged one by one; later ones are logged together.
 const MOST_LOGGED: u64 = 3;
 /// Time between two messages about a fault after that.
@@ -114,7 +116,9 @@ impl PlannedFault {
         logged.reports += 1;
         logged.unlogged += count;
         let is_due = logged.reports <= MOST_LOGGED
-            || logged.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+            || logged
+                .last
+                .is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
         if is_due {
             let qpns: Vec<u32> = qpns.iter().map(|qpn| qpn.0).collect();
             tracing::warn!(
@@ -201,6 +205,9 @@ pub(in crate::control) struct FaultPlans {
     plans: Vec<LoadedPlan>,
     uploads: HashMap<ClientId, Upload>,
     endpoints: Endpoints,
+    /// Faults of frames of no connection, by their other end; `None`: without TCP or UDP, such as ARP. They may keep
+    /// a connection from being made.
+    strange: HashMap<Option<SocketAddr>, (Arc<str>, u64)>,
     last_number: u32,
 }
 
@@ -277,7 +284,9 @@ impl FaultPlans {
             ));
         }
         if self.plans.len() >= MOST_PLANS {
-            return Err(format!("{MOST_PLANS} plans are loaded: clear one of them first"));
+            return Err(format!(
+                "{MOST_PLANS} plans are loaded: clear one of them first"
+            ));
         }
         let text = std::str::from_utf8(text);
         let text = text.map_err(|error| format!("{path}: the plan is no UTF-8: {error}"))?;
@@ -384,7 +393,10 @@ impl FaultPlans {
                 .position(|view| !view.is_deleted && view.name.as_str() == name);
             let Some(found) = found else {
                 let names: Vec<_> = live.map(|view| view.name.as_str()).collect();
-                return wrong("device", format!("no device {name}: siwd has {}", names.join(", ")));
+                return wrong(
+                    "device",
+                    format!("no device {name}: siwd has {}", names.join(", ")),
+                );
             };
             interfaces = Some(vec![found as u32]);
         }
@@ -445,8 +457,9 @@ impl FaultPlans {
     /// Ends a plan, or all of them if there is no name. Returns the numbers of their faults, as JSON.
     pub fn clear(&mut self, workers: &mut WorkerSet, name: &str) -> Result<String, Refusal> {
         let is_meant = |plan: &LoadedPlan| name.is_empty() || plan.name == name;
-        let (ended, left): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.plans).into_iter().partition(is_meant);
+        let (ended, left): (Vec<_>, Vec<_>) = std::mem::take(&mut self.plans)
+            .into_iter()
+            .partition(is_meant);
         self.plans = left;
         if ended.is_empty() {
             let why = match name {
@@ -458,6 +471,7 @@ impl FaultPlans {
         self.post_to_workers(workers);
         if self.plans.is_empty() {
             self.endpoints = Endpoints::default();
+            self.strange.clear();
         }
         let rows = ended.iter().map(|plan| {
             let injected = plan.injected();
@@ -531,6 +545,26 @@ impl FaultPlans {
         }
     }
 
+    /// Records the faults that may have kept a queue pair from being connected.
+    pub fn on_connect_failed(&self, context: &mut Context, qpn: Qpn) {
+        if self.strange.is_empty() {
+            return;
+        }
+        let resources = &mut context.resources;
+        let owner = resources.owner_of_qp(qpn);
+        let qp = owner.and_then(|owner| resources.qp_mut(owner, qpn));
+        let peer = qp.and_then(|qp| qp.peer.to_socket_addr());
+        let Some(peer) = peer else {
+            return;
+        };
+        let peer = SocketAddr::new(peer.ip(), peer.port());
+        for remote in [Some(peer), None] {
+            if let Some((text, count)) = self.strange.get(&remote) {
+                resources.record_fault(qpn, text, *count);
+            }
+        }
+    }
+
     /// Forgets a queue pair that is destroyed: its addresses may be used again.
     pub fn on_destroyed(&mut self, workers: &mut WorkerSet, qpn: Qpn) {
         let Some((local, remote)) = self.endpoints.remove(qpn) else {
@@ -560,12 +594,17 @@ impl FaultPlans {
         for mark in marks {
             let qpns = mark.ends.map(|ends| self.endpoints.find(ends));
             let qpns = qpns.unwrap_or_default();
+            let remote = mark.ends.map(|(_, remote)| remote);
+            let has_room = self.strange.len() < MOST_STRANGE || self.strange.contains_key(&remote);
+            if qpns.is_empty() && has_room {
+                let text = || (mark.loaded.text.clone(), 0);
+                self.strange.entry(remote).or_insert_with(text).1 += mark.count;
+            }
             for qpn in &qpns {
                 let resources = &mut context.resources;
                 resources.record_fault(*qpn, &mark.loaded.text, mark.count);
             }
-            let is_same =
-                |fault: &&mut PlannedFault| Arc::ptr_eq(&fault.loaded, &mark.loaded);
+            let is_same = |fault: &&mut PlannedFault| Arc::ptr_eq(&fault.loaded, &mark.loaded);
             let mut all = self.plans.iter_mut().flat_map(|plan| &mut plan.faults);
             if let Some(fault) = all.find(is_same) {
                 fault.log(mark.count, &qpns);
