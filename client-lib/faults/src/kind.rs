@@ -405,8 +405,8 @@ impl Kind {
 
     /// Index in [`Kind::DAEMON_NAMES`] of a kind that happens to frames.
     pub fn wire_index(&self) -> Option<usize> {
-        let names = Kind::DAEMON_NAMES[..Kind::WIRE].iter();
-        names.into_iter().position(|name| *name == self.name())
+        let mut names = Kind::DAEMON_NAMES[..Kind::WIRE].iter();
+        names.position(|name| *name == self.name())
     }
 
     /// Name in plans.

@@ -233,11 +233,9 @@ fn locate(path: &Path, text: &str, (span, message): Mistake) -> PlanError {
 /// Place of a key's value in a plan that could be read, or of the fault if it lacks the key.
 fn find_key(text: &str, fault: usize, key: &str) -> Option<Range<usize>> {
     let table = DeTable::parse(text).ok()?;
-    let list = table.get_ref().iter();
-    let list = list
-        .into_iter()
-        .find(|(key, _)| key.get_ref().as_ref() == "fault");
-    let fault = list?.1.get_ref().as_array()?.iter().nth(fault)?;
+    let mut all = table.get_ref().iter();
+    let list = all.find(|(key, _)| key.get_ref().as_ref() == "fault");
+    let fault = list?.1.get_ref().as_array()?.get(fault)?;
     let keys = Keys {
         table: fault.get_ref().as_table()?,
         span: fault.span(),

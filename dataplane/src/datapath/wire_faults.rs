@@ -747,7 +747,8 @@ mod tests {
         let now = Instant::now();
         let lost = |faults: &mut WireFaults| {
             let all = faults.out.faults.iter_mut();
-            all.filter(|fault| matches!(fault.decide(now, 60), Effect::Lost))
+            all.map(|fault| matches!(fault.decide(now, 60), Effect::Lost))
+                .filter(|is_lost| *is_lost)
                 .count()
         };
         assert_eq!(lost(&mut faults), 1);

@@ -223,7 +223,7 @@ pub struct StartTrace {
 pub const MAX_PLAN_TEXT: usize = 64 << 10;
 
 /// Bytes of a fault plan in one [`LoadFaults`].
-pub const PLAN_PART: usize = 4096;
+pub const PLAN_PART: usize = 2560;
 
 /// A part of a fault plan, from its beginning on; the last part loads the plan. The reply to that has the outcome as
 /// JSON: the `plan`, or an `error` if nothing was loaded. For operators.
