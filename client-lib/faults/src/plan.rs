@@ -434,6 +434,16 @@ impl<'a, 'i> Keys<'a, 'i> {
         }
     }
 
+    /// Refuses a time that is longer than `most`.
+    fn limit(&self, name: &str, time: Duration, most: Duration) -> Result<(), Mistake> {
+        if time <= most {
+            return Ok(());
+        }
+        let span = self.find(name).map(Spanned::span);
+        let why = format!("{name}: at most {} ms are possible", most.as_millis());
+        Err((span.unwrap_or(self.span.clone()), why))
+    }
+
     /// A truth value; false by default.
     fn switch(&self, name: &str) -> Result<bool, Mistake> {
         let Some(value) = self.find(name) else {
@@ -646,6 +656,8 @@ fn parse_name(keys: &Keys<'_, '_>) -> Result<Option<String>, Mistake> {
 
 /// Longest time for which a completion waits for one of another queue pair.
 const REORDER_TIME: Duration = Duration::from_millis(10);
+/// Longest delay of a frame.
+const MAX_LATE_TIME: Duration = Duration::from_secs(60);
 /// Lateness of frames that come late or twice.
 const LATE_TIME: Duration = Duration::from_millis(2);
 /// Frames that wait at a bottleneck.
@@ -718,14 +730,16 @@ fn parse_kind(keys: &Keys<'_, '_>, name: &str) -> Result<Kind, Mistake> {
         },
         "wire_delay" => {
             let (delay, jitter) = parse_delay(keys)?;
+            keys.limit("delay_ms", delay, MAX_LATE_TIME)?;
+            keys.limit("jitter_ms", jitter, MAX_LATE_TIME)?;
             Kind::WireDelay { delay, jitter }
         }
         "wire_duplicate" => Kind::WireDuplicate {
-            late: keys.milliseconds("late_ms")?.unwrap_or(LATE_TIME),
+            late: parse_late(keys)?,
             altered: keys.switch("altered")?,
         },
         "wire_reorder" => Kind::WireReorder {
-            late: keys.milliseconds("late_ms")?.unwrap_or(LATE_TIME),
+            late: parse_late(keys)?,
         },
         "wire_corrupt" => Kind::WireCorrupt,
         "wire_black_hole" => Kind::WireBlackHole,
@@ -775,20 +789,20 @@ fn parse_delay(keys: &Keys<'_, '_>) -> Result<(Duration, Duration), Mistake> {
     Ok((delay.unwrap_or_default(), jitter.unwrap_or_default()))
 }
 
+/// The key `late_ms`.
+fn parse_late(keys: &Keys<'_, '_>) -> Result<Duration, Mistake> {
+    let late = keys.milliseconds("late_ms")?.unwrap_or(LATE_TIME);
+    keys.limit("late_ms", late, MAX_LATE_TIME)?;
+    Ok(late)
+}
+
 /// The key `stall_ms`, which has to be there.
 fn parse_stall(keys: &Keys<'_, '_>) -> Result<Duration, Mistake> {
     let Some(stall) = keys.milliseconds("stall_ms")? else {
         let why = "the fault lacks the key stall_ms: a time in milliseconds";
         return Err((keys.span.clone(), why.into()));
     };
-    if stall > MAX_STALL {
-        let span = keys.find("stall_ms").map(Spanned::span);
-        let why = format!(
-            "stall_ms: at most {} ms are possible",
-            MAX_STALL.as_millis()
-        );
-        return Err((span.unwrap_or(keys.span.clone()), why));
-    }
+    keys.limit("stall_ms", stall, MAX_STALL)?;
     Ok(stall)
 }
 
@@ -1363,6 +1377,16 @@ mod tests {
                 "two different",
             ),
             ("kind = \"wire_delay\"", "1:1", "delay_ms"),
+            (
+                "kind = \"wire_delay\"\njitter_ms = 60001",
+                "3:13",
+                "at most 60000 ms",
+            ),
+            (
+                "kind = \"wire_reorder\"\nlate_ms = 1e5",
+                "3:11",
+                "at most 60000 ms",
+            ),
             (
                 "kind = \"wire_duplicate\"\naltered = 1",
                 "3:11",

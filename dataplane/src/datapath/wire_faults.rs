@@ -161,6 +161,8 @@ impl Ord for HeldFrame {
 pub struct HeldFrames {
     frames: BinaryHeap<Reverse<HeldFrame>>,
     held: u64,
+    /// The faults are over: all frames are due.
+    is_released: bool,
 }
 
 impl HeldFrames {
@@ -184,7 +186,7 @@ impl HeldFrames {
     /// Takes the first frame that is due.
     pub fn take_due(&mut self, now: Instant) -> Option<Mbuf> {
         let Reverse(first) = self.frames.peek()?;
-        if first.due > now {
+        if first.due > now && !self.is_released {
             return None;
         }
         self.frames.pop().map(|Reverse(held)| held.mbuf)
@@ -473,11 +475,19 @@ impl WireFaults {
             .filter(|active| active.filter.selects_interface(port.device as u32))
             .cloned()
             .collect();
+        self.set_here(&here, port);
+        let is_over = !self.has_faults();
+        self.held_out.is_released = is_over;
+        self.held_in.is_released = is_over;
+    }
+
+    /// Replaces the faults of plans by those of this device.
+    fn set_here(&mut self, here: &[ActiveFault], port: FaultyPort) {
         // The queues of a port: two for each worker of a device.
         let ordinal = ((port.device as u64) << 32) | ((port.worker as u64) << 1);
         self.out
-            .set(&here, ordinal, |fault| fault.aim.direction != Direction::In);
-        self.received.set(&here, ordinal | 1, |fault| {
+            .set(here, ordinal, |fault| fault.aim.direction != Direction::In);
+        self.received.set(here, ordinal | 1, |fault| {
             // A frame meets a fault once: between two devices of this daemon where it is sent.
             let is_met_before = port.in_process && fault.aim.device.is_none();
             match fault.aim.direction {
@@ -631,6 +641,7 @@ impl WireFaults {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::datapath::test_environment;
     use siw_faults::Place;
     use std::path::Path;
 
@@ -770,6 +781,44 @@ mod tests {
             PORT,
         );
         assert!(!faults.has_faults());
+    }
+
+    #[test]
+    fn frames_that_wait_come_in_order_and_at_once_when_the_faults_are_over() {
+        let pool = dpdk::Mempool::new(test_environment(), "held", 1023, 0, 2048, None).unwrap();
+        let mut cache = MbufCache::new(&pool);
+        let mut faults = WireFaults::default();
+        let delay = active(
+            "kind = \"wire_delay\"\ndelay_ms = 50",
+            CaptureFilter::default(),
+        );
+        faults.set(&[delay], PORT);
+        let now = Instant::now();
+        let after = |ms| now + Duration::from_millis(ms);
+        for (ms, len) in [(70, 3), (50, 1), (50, 2), (60_000, 4)] {
+            let mut mbuf = cache.alloc().unwrap();
+            assert!(mbuf.append_slice(&vec![0; len]));
+            assert!(faults.held_out.hold(after(ms), mbuf, &cache).is_ok());
+        }
+        let lens = |faults: &mut WireFaults, now| {
+            let due = std::iter::from_fn(|| faults.held_out.take_due(now));
+            due.map(|mbuf| mbuf.pkt_len()).collect::<Vec<_>>()
+        };
+        assert_eq!(lens(&mut faults, after(49)), [0; 0]);
+        assert_eq!(lens(&mut faults, after(50)), [1, 2]);
+        assert!(faults.has_work());
+        faults.set(&[], PORT);
+        assert!(!faults.is_over());
+        assert_eq!(lens(&mut faults, after(51)), [3, 4]);
+        assert!(faults.is_over());
+        // The pool keeps buffers for other frames.
+        let mut held = 0;
+        while let Some(mbuf) = cache.alloc()
+            && faults.held_out.hold(after(1), mbuf, &cache).is_ok()
+        {
+            held += 1;
+        }
+        assert!((512..800).contains(&held), "{held}");
     }
 
     #[test]
