@@ -114,7 +114,7 @@ impl Default for Trigger {
 }
 
 impl Trigger {
-    /// Whether the fault can happen at a time since the start.
+    /// Returns true if the fault can happen at a time since the start.
     pub fn has_time(&self, elapsed: Duration) -> bool {
         let Some(since) = elapsed.checked_sub(self.after) else {
             return false;

@@ -380,7 +380,7 @@ impl<R> WorkerPort<R> {
         for _ in 0..batch.len() {
             let Some(mbuf) = batch.pop() else { break };
             if let Some(mbuf) = self.impair_frame(mbuf, now, cache, wall_time) {
-                // It has the place of a frame that was taken.
+                // There is room: the place of the frame that was taken.
                 let _ = batch.push(mbuf);
             }
         }

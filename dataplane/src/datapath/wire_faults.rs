@@ -210,7 +210,7 @@ pub struct Alteration {
 pub struct Copy {
     /// Time after the first one.
     pub late: Duration,
-    /// It has another content.
+    /// Change of its content.
     pub altered: Option<Alteration>,
 }
 
@@ -223,7 +223,7 @@ pub struct Verdict {
     pub hold: Duration,
     /// Its content changes.
     pub altered: Option<Alteration>,
-    /// It comes again.
+    /// Its second copy.
     pub copy: Option<Copy>,
     /// Place of its payload.
     pub payload: Option<TcpPayload>,

@@ -447,7 +447,7 @@ fn faults_are_marked_in_each_place() {
     }
 }
 
-/// A connection that is not made because of a plan names it: here nobody answers ARP.
+/// A connection that is not made because of a plan names it: here ARP gets no answer.
 #[test]
 fn a_connection_that_is_not_made_names_the_plan() {
     let daemon = Daemon::loopback();
@@ -457,8 +457,8 @@ fn a_connection_that_is_not_made_names_the_plan() {
         device: Some(end.ctx.device_by_name("siw0").unwrap().index),
         ..ConnectOptions::default()
     };
-    let nobody = "10.77.0.2:9".parse().unwrap();
-    end.qp.connect(&end.cm, nobody, &options).unwrap();
+    let peer = "10.77.0.2:9".parse().unwrap();
+    end.qp.connect(&end.cm, peer, &options).unwrap();
     let event = end.cm.get_event(Some(PATIENCE)).unwrap();
     assert!(!matches!(event, CmEvent::Established(_)), "{event:?}");
     let why = shown(&daemon, &["why", &end.qp.qp_num().to_string()]);
