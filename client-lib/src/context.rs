@@ -529,7 +529,7 @@ impl Context {
     /// of that of the plan. Returns the outcome as JSON, with an `error` if nothing was loaded.
     ///
     /// # Errors
-    /// The caller is not an operator, or the text is longer than 64 KiB.
+    /// The caller is not an operator, or the text is longer than 32 KiB.
     pub fn load_faults(
         &self,
         name: &str,

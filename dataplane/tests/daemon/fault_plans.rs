@@ -642,7 +642,7 @@ fn wrong_plans_are_refused_and_change_nothing() {
         (wire.repeat(65), "the plan has 65 faults: at most 64"),
         (
             format!("# {}\n{wire}", "x".repeat(70_000)),
-            " bytes: at most 65536",
+            " bytes: at most 32768",
         ),
     ];
     for (text, message) in &cases {

@@ -454,9 +454,9 @@ fn answer_search(d: &Daemon) {
 /// Loads a plan of the most faults and nearly the longest text, which never happen.
 fn load_faults(ctx: &siw::Context) {
     let fault = "[[fault]]\nkind = \"wire_drop\"\nprobability = 0\nuser = 0\n";
-    let comment = format!("# {}\n", "x".repeat(920));
+    let comment = format!("# {}\n", "x".repeat(430));
     let text = format!("{fault}{comment}").repeat(64);
-    assert!((60_000..m::MAX_PLAN_TEXT).contains(&text.len()));
+    assert!((30_000..m::MAX_PLAN_TEXT).contains(&text.len()));
     let outcome = ctx.load_faults("turns", "turns.toml", &text, None).unwrap();
     assert!(outcome.contains("\"faults\":64"), "{outcome}");
     ctx.clear_faults("turns").unwrap();

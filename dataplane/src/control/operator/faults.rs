@@ -303,14 +303,18 @@ impl FaultPlans {
                 path.display()
             ));
         }
+        let connections = current_connections(context);
         if self.plans.is_empty() {
-            self.endpoints = current_endpoints(context);
+            for connection in &connections {
+                self.endpoints.insert(connection.qpn, connection.ends);
+            }
         }
         let plan = Arc::new(plan);
         let number = self.last_number.wrapping_add(1).max(1);
         let now = Instant::now();
         let all = (0..plan.faults.len()).map(|index| {
-            let (owners, filter) = self.resolve(context, index, &plan.faults[index])?;
+            let (owners, filter) =
+                self.resolve(context, &connections, index, &plan.faults[index])?;
             let fault = &plan.faults[index];
             let words = format!(
                 "injected {} of plan {name}: {}",
@@ -369,6 +373,7 @@ impl FaultPlans {
     fn resolve(
         &self,
         context: &Context,
+        connections: &[Connection],
         index: usize,
         fault: &Fault,
     ) -> Result<(Option<Owners>, CaptureFilter), Mistake> {
@@ -418,7 +423,7 @@ impl FaultPlans {
             interfaces,
             host: aim.host,
             port: aim.port,
-            flows: owners.map(|owners| current_flows(context, owners)),
+            flows: owners.map(|owners| flows_of(connections, owners)),
             snap_len: 0,
         };
         if let Some((first, second)) = aim.connection {
@@ -697,29 +702,35 @@ fn notes_on(plan: &Plan) -> Vec<&'static str> {
     notes
 }
 
+/// A connection of a queue pair.
+struct Connection {
+    qpn: Qpn,
+    client: ClientId,
+    user: u32,
+    ends: (SocketAddr, SocketAddr),
+}
+
 /// Connections that queue pairs have now.
-fn connections_of(
-    context: &Context,
-) -> impl Iterator<Item = ((Qpn, ClientId, u32), (SocketAddr, SocketAddr))> {
-    context.resources.clients.iter().flat_map(|(id, client)| {
+fn current_connections(context: &Context) -> Vec<Connection> {
+    let clients = context.resources.clients.iter();
+    let connections = clients.flat_map(|(id, client)| {
         client.qps.iter().filter_map(|(qpn, qp)| {
             let ends = qp.local.to_socket_addr().zip(qp.peer.to_socket_addr())?;
-            Some(((*qpn, *id, client.account.uid()), plain(ends)))
+            Some(Connection {
+                qpn: *qpn,
+                client: *id,
+                user: client.account.uid(),
+                ends: plain(ends),
+            })
         })
-    })
+    });
+    connections.collect()
 }
 
-fn current_endpoints(context: &Context) -> Endpoints {
-    let mut endpoints = Endpoints::default();
-    for ((qpn, ..), ends) in connections_of(context) {
-        endpoints.insert(qpn, ends);
-    }
-    endpoints
-}
-
-fn current_flows(context: &Context, owners: Owners) -> HashSet<Flow> {
-    let meant = connections_of(context)
-        .filter(|((qpn, client, user), _)| owners.include(*qpn, *client, *user));
-    let flows = meant.map(|(_, ends)| Flow::new(ends.0, ends.1));
+fn flows_of(connections: &[Connection], owners: Owners) -> HashSet<Flow> {
+    let meant = connections
+        .iter()
+        .filter(|connection| owners.include(connection.qpn, connection.client, connection.user));
+    let flows = meant.map(|connection| Flow::new(connection.ends.0, connection.ends.1));
     flows.take(MOST_FLOWS).collect()
 }

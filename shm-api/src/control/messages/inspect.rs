@@ -220,7 +220,7 @@ pub struct StartTrace {
 }
 
 /// Longest text of a fault plan in bytes.
-pub const MAX_PLAN_TEXT: usize = 64 << 10;
+pub const MAX_PLAN_TEXT: usize = 32 << 10;
 
 /// Bytes of a fault plan in one [`LoadFaults`].
 pub const PLAN_PART: usize = 2560;
