@@ -14,8 +14,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
     self, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects, ListPosition,
-    MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PORT_ACTIVE, ProtoError,
-    QUERY_WATCH, QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace, VERSION,
+    LoadFaults, MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PLAN_PART, PORT_ACTIVE,
+    ProtoError, QUERY_WATCH, QueryDevice, QueueRef, ReadStats, RecvError, StartCapture, StartTrace,
+    VERSION,
 };
 use siw_shm::device_identity::{GidTable, RawGid, gid_of_ip, gid_of_mac};
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
@@ -522,6 +523,52 @@ impl Context {
         let (reply, fds) = self.0.call_daemon(request)?;
         let stream = fds.into_iter().next();
         Ok((reply.id, stream.ok_or(Error::Proto(ProtoError::MissingFd))?))
+    }
+
+    /// Loads a fault plan into the daemon. `name`: its name there; `path`: its file, for messages; `seed`: in place
+    /// of that of the plan. Returns the outcome as JSON, with an `error` if nothing was loaded.
+    ///
+    /// # Errors
+    /// The caller is not an operator, or the text is longer than 32 KiB.
+    pub fn load_faults(
+        &self,
+        name: &str,
+        path: &str,
+        text: &str,
+        seed: Option<u64>,
+    ) -> Result<String, Error> {
+        let mut request = LoadFaults {
+            total: u32::try_from(text.len()).unwrap_or(u32::MAX),
+            offset: 0,
+            len: 0,
+            has_seed: seed.is_some().into(),
+            seed: seed.unwrap_or(0),
+            name: control::Text::new(name),
+            path: control::Text::new(path),
+            text: [0; PLAN_PART],
+        };
+        // An empty text is a part, too.
+        let parts = text.as_bytes().chunks(PLAN_PART);
+        let empty: &[u8] = &[];
+        let parts = parts.chain(text.is_empty().then_some(empty));
+        let mut outcome = String::new();
+        for part in parts {
+            request.len = part.len() as u32;
+            request.text[..part.len()].copy_from_slice(part);
+            let (reply, _) = self.0.call_daemon(&request)?;
+            outcome = reply.read_text();
+            request.offset += request.len;
+        }
+        Ok(outcome)
+    }
+
+    /// Ends a fault plan by its name, or without a name all of them. Returns the numbers of faults that they have
+    /// injected, as JSON.
+    ///
+    /// # Errors
+    /// The caller is not an operator, or there is no such plan.
+    pub fn clear_faults(&self, name: &str) -> Result<String, Error> {
+        self.operate(OperatorAction::ClearFaults, 0, name)
     }
 
     /// Ends a capture by its number, or with 0 all that were started so.

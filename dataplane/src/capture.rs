@@ -216,6 +216,21 @@ impl IpStart {
     }
 }
 
+/// A frame to record, without its bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct FrameRecord<'a> {
+    /// Device number.
+    pub interface: u32,
+    /// Its direction.
+    pub direction: Direction,
+    /// Nanoseconds since the epoch.
+    pub time: u64,
+    /// The TCP checksum is not complete.
+    pub lacks_checksum: bool,
+    /// Comment in the capture: the fault that a plan injects into the frame.
+    pub comment: Option<&'a Arc<str>>,
+}
+
 /// A frame that waits for the thread.
 struct CapturedFrame {
     interface: u32,
@@ -223,6 +238,7 @@ struct CapturedFrame {
     /// Nanoseconds since the epoch.
     time: u64,
     fix_checksum: bool,
+    comment: Option<Arc<str>>,
     bytes: Vec<u8>,
 }
 
@@ -284,14 +300,18 @@ impl CaptureTap {
     /// its headers; `fill` appends all of it. Drops and counts it if the queue is full.
     pub(crate) fn record_frame(
         &self,
-        interface: u32,
-        direction: Direction,
-        time: u64,
-        fix_checksum: bool,
+        frame: &FrameRecord<'_>,
         headers: &[u8],
         fill: impl FnOnce(&mut Vec<u8>),
     ) {
         let queue = &*self.queue;
+        let FrameRecord {
+            interface,
+            direction,
+            time,
+            lacks_checksum,
+            comment,
+        } = *frame;
         if queue.has_ended.load(Ordering::Relaxed) || !self.filter.selects(interface, headers) {
             return;
         }
@@ -313,7 +333,8 @@ impl CaptureTap {
             interface,
             direction,
             time,
-            fix_checksum,
+            fix_checksum: lacks_checksum,
+            comment: comment.cloned(),
             bytes,
         };
         if let Err(frame) = queue.frames.push(frame) {
@@ -662,6 +683,10 @@ fn write_capture(
             Direction::Outbound => 2,
         };
         let mut options = vec![EnhancedPacketOption::Flags(flags)];
+        if let Some(comment) = &frame.comment {
+            options.push(EnhancedPacketOption::Comment(Cow::Borrowed(comment)));
+            written += (4 + comment.len().next_multiple_of(4)) as u64;
+        }
         if let Some(counts) = counts.get_mut(frame.interface as usize) {
             let dropped = queue.dropped_of(frame.interface);
             let since_last = dropped - std::mem::replace(&mut counts.dropped, dropped);
@@ -833,9 +858,14 @@ mod tests {
     }
 
     fn record(tap: &CaptureTap, interface: u32, frame: &[u8]) {
-        tap.record_frame(interface, Direction::Outbound, 5, false, frame, |bytes| {
-            bytes.extend_from_slice(frame);
-        });
+        let record = FrameRecord {
+            interface,
+            direction: Direction::Outbound,
+            time: 5,
+            lacks_checksum: false,
+            comment: None,
+        };
+        tap.record_frame(&record, frame, |bytes| bytes.extend_from_slice(frame));
     }
 
     #[test]

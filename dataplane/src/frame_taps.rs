@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dpdk::Mbuf;
 
-use crate::capture::{CaptureTap, Direction};
+use crate::capture::{CaptureTap, FrameRecord};
 use crate::trace::TraceTap;
 
 /// The captures and the trace that are running, as a worker sees them.
@@ -40,17 +40,10 @@ impl FrameTaps {
     }
 
     /// Hands a frame to each capture that selects it.
-    pub fn record_frame(
-        &self,
-        interface: u32,
-        direction: Direction,
-        time: u64,
-        fix_checksum: bool,
-        mbuf: &Mbuf,
-    ) {
+    pub fn record_frame(&self, frame: &FrameRecord<'_>, mbuf: &Mbuf) {
         let headers = mbuf.segments().next().unwrap_or_default();
         for tap in &*self.captures {
-            tap.record_frame(interface, direction, time, fix_checksum, headers, |bytes| {
+            tap.record_frame(frame, headers, |bytes| {
                 for segment in mbuf.segments() {
                     bytes.extend_from_slice(segment);
                 }

@@ -67,7 +67,7 @@ impl Progress {
         }
         let (share, drawn) = (self.random.share(), self.random.next());
         let is_left = trigger.count.is_none_or(|count| self.happened < count);
-        if share >= trigger.probability || elapsed < trigger.after || !is_left {
+        if share >= trigger.probability || !trigger.has_time(elapsed) || !is_left {
             return None;
         }
         self.happened += 1;
@@ -215,6 +215,44 @@ impl Decider {
     }
 }
 
+/// Progress of a fault at the frames of a device in one direction.
+#[derive(Debug)]
+pub struct FrameDecider(Progress);
+
+impl FrameDecider {
+    /// Begins a fault of a plan. `ordinal` distinguishes the queues of frames of siwd.
+    pub fn new(plan: &Plan, fault: usize, ordinal: u64) -> FrameDecider {
+        FrameDecider(Progress::new(plan, fault, Scope::Port, ordinal))
+    }
+
+    /// Counts a frame that the fault is meant for, `elapsed` after the plan was loaded, and decides whether the
+    /// fault happens: returns a number that its effect may draw its own from.
+    pub fn decide(&mut self, fault: &Fault, elapsed: Duration) -> Option<u64> {
+        self.0.decide(fault, elapsed)
+    }
+}
+
+/// Other numbers that an effect draws from the number that its fault has drawn.
+#[derive(Debug)]
+pub struct Draws(Random);
+
+impl Draws {
+    /// Begins with the number of a fault.
+    pub fn new(drawn: u64) -> Draws {
+        Draws(Random::derive(drawn, &[]))
+    }
+
+    /// Draws a number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0.below(end)
+    }
+
+    /// Draws a number from 0 to 1, without 1.
+    pub fn share(&mut self) -> f64 {
+        self.0.share()
+    }
+}
+
 /// One fault of a [`Timetable`].
 #[derive(Debug)]
 struct Entry {
@@ -265,14 +303,25 @@ impl Timetable {
             qp: None,
             ordinal,
         };
+        Timetable::new(plan, Scope::Context, &target)
+    }
+
+    /// The faults of siwd that happen at a time since the plan was loaded.
+    pub fn of_daemon(plan: &Plan) -> Timetable {
+        Timetable::new(plan, Scope::Daemon, &Target::default())
+    }
+
+    fn new(plan: &Plan, scope: Scope, target: &Target<'_>) -> Timetable {
         let all = plan.faults.iter().enumerate();
-        let meant = all.filter(|(_, fault)| fault.is_timed() && target.is_aimed_at(fault));
+        let meant = all.filter(|(_, fault)| {
+            fault.kind.has_scope(scope) && fault.is_timed() && target.is_aimed_at(fault)
+        });
         let entries = meant.map(|(index, fault)| {
             let mut entry = Entry {
                 fault: index,
                 next: None,
                 happened: 0,
-                random: Random::derive(plan.seed, &[index as u64, Scope::Context as u64, ordinal]),
+                random: Random::derive(plan.seed, &[index as u64, scope as u64, target.ordinal]),
             };
             entry.advance(fault, fault.trigger.after);
             entry
@@ -316,10 +365,11 @@ impl Timetable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kind::Place;
     use std::path::Path;
 
     fn plan(text: &str) -> Plan {
-        Plan::parse(Path::new("plan.toml"), text).unwrap()
+        Plan::parse(Path::new("plan.toml"), text, Place::Program).unwrap()
     }
 
     /// The numbers of the calls, from 1, at which a fault of the first queue pair happens.
@@ -462,5 +512,37 @@ mod tests {
         }
         assert_eq!(times.len(), 50);
         assert!((250..1000).contains(times.last().unwrap()), "{times:?}");
+    }
+
+    #[test]
+    fn faults_of_frames_repeat_with_their_seed_and_end_with_their_time() {
+        let text = "[[fault]]\nkind = \"wire_drop\"\nprobability = 0.5\nlasts = \"500ms\"\n";
+        let plan = Plan::parse(Path::new("plan.toml"), text, Place::Daemon).unwrap();
+        let drops = |ordinal| {
+            let mut decider = FrameDecider::new(&plan, 0, ordinal);
+            let all = 0..1000;
+            let hit = |frame: &u64| {
+                let elapsed = Duration::from_millis(*frame);
+                decider.decide(&plan.faults[0], elapsed).is_some()
+            };
+            all.filter(hit).collect::<Vec<_>>()
+        };
+        let first = drops(1);
+        assert_eq!(first, drops(1));
+        assert_ne!(first, drops(2));
+        assert!((200..300).contains(&first.len()) && first.iter().all(|frame| *frame < 500));
+    }
+
+    #[test]
+    fn faults_of_the_daemon_happen_at_their_times() {
+        let text = "[[fault]]\nkind = \"control_stall\"\nstall_ms = 5\nafter = \"1s\"\nrepeat = \"2s\"\n\
+                    [[fault]]\nkind = \"daemon_end\"\nhow = \"stop\"\nafter = \"2s\"\n\
+                    [[fault]]\nkind = \"wire_drop\"\n";
+        let plan = Plan::parse(Path::new("plan.toml"), text, Place::Daemon).unwrap();
+        let mut table = Timetable::of_daemon(&plan);
+        let due = table.take_due(&plan, Duration::from_secs(3));
+        let faults: Vec<_> = due.iter().map(|hit| hit.fault).collect();
+        assert_eq!(faults, [0, 1, 0]);
+        assert_eq!(table.next(), Some(Duration::from_secs(5)));
     }
 }

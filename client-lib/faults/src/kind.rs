@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// Words of plans.
@@ -50,6 +51,38 @@ words! {
         PortErr = "PORT_ERR", SrqLimitReached = "SRQ_LIMIT_REACHED", GidChange = "GID_CHANGE",
     }
     CmEvent { AddrChange = "ADDR_CHANGE", TimewaitExit = "TIMEWAIT_EXIT" }
+    Direction { Both = "both", Out = "out", In = "in" }
+    DaemonEnd { Abort = "abort", Stop = "stop" }
+}
+
+/// Reader of a plan: each kind of fault happens in one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The verbs and rdma_cm of a program (`siwrun --faults`).
+    Program,
+    /// siwd (`siwctl fault load`): frames of its devices, and its threads.
+    Daemon,
+}
+
+/// Frames that a fault of the wire concerns, as seen from a device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// Sent and received ones.
+    #[default]
+    Both,
+    /// Sent ones.
+    Out,
+    /// Received ones.
+    In,
+}
+
+/// Manner in which siwd ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DaemonEnd {
+    /// At once, as after a crash.
+    Abort,
+    /// In order, as by SIGTERM.
+    Stop,
 }
 
 /// Kinds of objects whose creation can fail.
@@ -211,6 +244,60 @@ pub enum Kind {
         /// Time from the moment at which the identifier has a device.
         delay: Duration,
     },
+    /// A frame is lost.
+    WireDrop {
+        /// Frames in a row that a loss takes, at least 1.
+        burst: u32,
+    },
+    /// A frame comes late; jitter may change the order.
+    WireDelay {
+        /// Shortest delay.
+        delay: Duration,
+        /// Greatest addition to it.
+        jitter: Duration,
+    },
+    /// A frame comes a second time.
+    WireDuplicate {
+        /// Time between the two.
+        late: Duration,
+        /// The second one has another content, and a right TCP checksum.
+        altered: bool,
+    },
+    /// A frame comes later than those that follow it.
+    WireReorder {
+        /// Its delay.
+        late: Duration,
+    },
+    /// One octet of a TCP segment's payload changes, and the TCP checksum with it: only the CRC of MPA finds it.
+    WireCorrupt,
+    /// All frames are lost.
+    WireBlackHole,
+    /// All frames between two addresses are lost.
+    WirePartition {
+        /// The addresses.
+        between: (IpAddr, IpAddr),
+    },
+    /// Frames pass a bottleneck, and are lost when too many wait.
+    WireRate {
+        /// Its rate in kbit/s.
+        rate_kbit: u64,
+        /// Frames of 1500 octets that wait at most.
+        queue: u32,
+    },
+    /// A worker does nothing for a time.
+    WorkerStall {
+        /// The time.
+        stall: Duration,
+        /// Number of the worker; None: all.
+        worker: Option<u32>,
+    },
+    /// The control thread does nothing for a time.
+    ControlStall {
+        /// The time.
+        stall: Duration,
+    },
+    /// siwd ends.
+    DaemonEnd(DaemonEnd),
 }
 
 /// Call or event at which a fault can happen.
@@ -242,6 +329,10 @@ pub enum Site {
     Established,
     /// An identifier gets a device.
     Device,
+    /// A device sends or receives a frame.
+    Frame,
+    /// None: the fault happens at a time.
+    Clock,
 }
 
 /// Object whose calls are counted, and which has a generator of its own.
@@ -257,10 +348,14 @@ pub enum Scope {
     Context,
     /// The process.
     Process,
+    /// The frames of a device in one direction, each worker by itself.
+    Port,
+    /// siwd.
+    Daemon,
 }
 
 impl Kind {
-    /// Names of the kinds in plans.
+    /// Names of the kinds that happen in programs.
     pub const NAMES: [&'static str; 18] = [
         "post_send",
         "post_receive",
@@ -281,6 +376,38 @@ impl Kind {
         "cm_storm",
         "device_removal",
     ];
+
+    /// Names of the kinds that happen in siwd, those of the wire first ([`Kind::WIRE`]).
+    pub const DAEMON_NAMES: [&'static str; 11] = [
+        "wire_drop",
+        "wire_delay",
+        "wire_duplicate",
+        "wire_reorder",
+        "wire_corrupt",
+        "wire_black_hole",
+        "wire_partition",
+        "wire_rate",
+        "worker_stall",
+        "control_stall",
+        "daemon_end",
+    ];
+
+    /// Number of the kinds that happen to frames.
+    pub const WIRE: usize = 8;
+
+    /// Names of the kinds that happen in a place.
+    pub fn names_of(place: Place) -> &'static [&'static str] {
+        match place {
+            Place::Program => &Kind::NAMES,
+            Place::Daemon => &Kind::DAEMON_NAMES,
+        }
+    }
+
+    /// Index in [`Kind::DAEMON_NAMES`] of a kind that happens to frames.
+    pub fn wire_index(&self) -> Option<usize> {
+        let mut names = Kind::DAEMON_NAMES[..Kind::WIRE].iter();
+        names.position(|name| *name == self.name())
+    }
 
     /// Name in plans.
     pub fn name(&self) -> &'static str {
@@ -303,6 +430,17 @@ impl Kind {
             Kind::ConnectError { .. } => "connect_error",
             Kind::Storm { .. } => "cm_storm",
             Kind::DeviceRemoval { .. } => "device_removal",
+            Kind::WireDrop { .. } => "wire_drop",
+            Kind::WireDelay { .. } => "wire_delay",
+            Kind::WireDuplicate { .. } => "wire_duplicate",
+            Kind::WireReorder { .. } => "wire_reorder",
+            Kind::WireCorrupt => "wire_corrupt",
+            Kind::WireBlackHole => "wire_black_hole",
+            Kind::WirePartition { .. } => "wire_partition",
+            Kind::WireRate { .. } => "wire_rate",
+            Kind::WorkerStall { .. } => "worker_stall",
+            Kind::ControlStall { .. } => "control_stall",
+            Kind::DaemonEnd(_) => "daemon_end",
         }
     }
 
@@ -331,6 +469,17 @@ impl Kind {
             | Kind::ConnectError { .. } => Site::Connect,
             Kind::Storm { .. } => Site::Established,
             Kind::DeviceRemoval { .. } => Site::Device,
+            Kind::WireDrop { .. }
+            | Kind::WireDelay { .. }
+            | Kind::WireDuplicate { .. }
+            | Kind::WireReorder { .. }
+            | Kind::WireCorrupt
+            | Kind::WireBlackHole
+            | Kind::WirePartition { .. }
+            | Kind::WireRate { .. } => Site::Frame,
+            Kind::WorkerStall { .. } | Kind::ControlStall { .. } | Kind::DaemonEnd(_) => {
+                Site::Clock
+            }
         }
     }
 
@@ -354,6 +503,8 @@ impl Kind {
                     | Site::Established
                     | Site::Device
             ),
+            Scope::Port => self.site() == Site::Frame,
+            Scope::Daemon => self.site() == Site::Clock,
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Plans: reading, checks, and text.
 
 use crate::built_in::find_built_in;
-use crate::kind::{Kind, Scope, Side, Word, find_word};
+use crate::kind::{Direction, Kind, Place, Scope, Side, Site, Word, find_word};
 use crate::numbers::{errno_of, status_of};
 use std::ffi::c_int;
 use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -32,11 +33,13 @@ pub enum PlanError {
     /// The plan is neither built in nor a file that can be read.
     #[error(
         "{name}: this is neither a file that can be read ({source}) nor a built-in plan ({})",
-        crate::built_in_plans().map(|plan| plan.name).collect::<Vec<_>>().join(", ")
+        crate::built_in_plans(*place).map(|plan| plan.name).collect::<Vec<_>>().join(", ")
     )]
     Read {
         /// Path or name.
         name: String,
+        /// Reader.
+        place: Place,
         /// Reason.
         source: std::io::Error,
     },
@@ -63,8 +66,18 @@ pub struct Aim {
     pub qp: Option<u32>,
     /// Ordinal number of the object among those of its kind in the process, from 1.
     pub nth: Option<u64>,
-    /// TCP port: of the peer for calls that connect, else of the listener.
+    /// TCP port: of the peer for calls that connect, of either end for frames, else of the listener.
     pub port: Option<u16>,
+    /// User (uid) of a connection.
+    pub user: Option<u32>,
+    /// Number that siwd gives a client, of a connection.
+    pub client: Option<u64>,
+    /// Address of either end of a frame.
+    pub host: Option<IpAddr>,
+    /// Both ends of a connection.
+    pub connection: Option<(SocketAddr, SocketAddr)>,
+    /// Direction of frames.
+    pub direction: Direction,
 }
 
 /// Calls at which a fault happens.
@@ -80,8 +93,10 @@ pub struct Trigger {
     pub count: Option<u64>,
     /// Share of the calls that are left, from 0 to 1.
     pub probability: f64,
-    /// Time between two faults that happen at a time.
+    /// Time between two faults that happen at a time, or between the beginnings of two times `lasts`.
     pub repeat: Option<Duration>,
+    /// Time from `after` on in which the fault can happen; None: no end.
+    pub lasts: Option<Duration>,
 }
 
 impl Default for Trigger {
@@ -93,6 +108,23 @@ impl Default for Trigger {
             count: None,
             probability: 1.0,
             repeat: None,
+            lasts: None,
+        }
+    }
+}
+
+impl Trigger {
+    /// Returns true if the fault can happen at a time since the start.
+    pub fn has_time(&self, elapsed: Duration) -> bool {
+        let Some(since) = elapsed.checked_sub(self.after) else {
+            return false;
+        };
+        let Some(lasts) = self.lasts else {
+            return true;
+        };
+        match self.repeat {
+            Some(repeat) => since.as_nanos() % repeat.as_nanos().max(1) < lasts.as_nanos(),
+            None => since < lasts,
         }
     }
 }
@@ -116,7 +148,8 @@ impl Fault {
         let Trigger {
             after_calls, every, ..
         } = self.trigger;
-        matches!(self.kind, Kind::Event(_)) && after_calls == 0 && every == 1
+        self.kind.site() == Site::Clock
+            || (matches!(self.kind, Kind::Event(_)) && after_calls == 0 && every == 1)
     }
 }
 
@@ -137,33 +170,43 @@ impl Plan {
     ///
     /// # Errors
     /// The file cannot be read, or has a mistake.
-    pub fn find(name: &str) -> Result<Plan, PlanError> {
-        if let Some(built_in) = find_built_in(name) {
-            return Plan::parse(Path::new(name), built_in.text);
-        }
-        let path = Path::new(name);
-        let text = read_file(path).map_err(|source| PlanError::Read {
-            name: name.to_owned(),
-            source,
-        })?;
-        Plan::parse(path, &text)
+    pub fn find(name: &str, place: Place) -> Result<Plan, PlanError> {
+        Plan::parse(Path::new(name), &Plan::find_text(name, place)?, place)
     }
 
-    /// Reads a plan from the text of a file.
+    /// Reads the text of the file of that path, or of the built-in plan of that name.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn find_text(name: &str, place: Place) -> Result<String, PlanError> {
+        if let Some(built_in) = find_built_in(name, place) {
+            return Ok(built_in.text.to_owned());
+        }
+        read_file(Path::new(name)).map_err(|source| PlanError::Read {
+            name: name.to_owned(),
+            place,
+            source,
+        })
+    }
+
+    /// Reads a plan from the text of a file. `place`: the reader that its faults have to be for.
     ///
     /// # Errors
     /// The text has a mistake.
-    pub fn parse(path: &Path, text: &str) -> Result<Plan, PlanError> {
-        parse_plan(text).map_err(|(span, message)| {
-            let before = &text[..span.start.min(text.len())];
-            let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-            PlanError::Invalid {
-                path: path.to_owned(),
-                line: before.matches('\n').count() + 1,
-                column: before[line_start..].chars().count() + 1,
-                message,
-            }
-        })
+    pub fn parse(path: &Path, text: &str, place: Place) -> Result<Plan, PlanError> {
+        parse_plan(text, place).map_err(|mistake| locate(path, text, mistake))
+    }
+
+    /// Error for a key of a fault of this plan, which has been read from `text`: at the place of the key, or of
+    /// the fault if it lacks the key.
+    pub fn error_at(
+        path: &Path,
+        text: &str,
+        (fault, key): (usize, &str),
+        message: String,
+    ) -> PlanError {
+        let span = find_key(text, fault, key).unwrap_or(0..0);
+        locate(path, text, (span, message))
     }
 
     /// Name of a fault in messages: its number from 1, and its name if it has one.
@@ -173,6 +216,32 @@ impl Plan {
             None => format!("fault {}", fault + 1),
         }
     }
+}
+
+/// Error with the line and column of a mistake.
+fn locate(path: &Path, text: &str, (span, message): Mistake) -> PlanError {
+    let before = text.get(..span.start).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    PlanError::Invalid {
+        path: path.to_owned(),
+        line: before.matches('\n').count() + 1,
+        column: before[line_start..].chars().count() + 1,
+        message,
+    }
+}
+
+/// Place of a key's value in a plan that could be read, or of the fault if it lacks the key.
+fn find_key(text: &str, fault: usize, key: &str) -> Option<Range<usize>> {
+    let table = DeTable::parse(text).ok()?;
+    let mut all = table.get_ref().iter();
+    let list = all.find(|(key, _)| key.get_ref().as_ref() == "fault");
+    let fault = list?.1.get_ref().as_array()?.get(fault)?;
+    let keys = Keys {
+        table: fault.get_ref().as_table()?,
+        span: fault.span(),
+    };
+    let value = keys.find(key).map(Spanned::span);
+    Some(value.unwrap_or(keys.span))
 }
 
 fn read_file(path: &Path) -> std::io::Result<String> {
@@ -187,7 +256,7 @@ fn read_file(path: &Path) -> std::io::Result<String> {
     std::fs::read_to_string(path)
 }
 
-fn parse_plan(text: &str) -> Result<Plan, Mistake> {
+fn parse_plan(text: &str, place: Place) -> Result<Plan, Mistake> {
     let table = DeTable::parse(text).map_err(|error| {
         (
             error.span().unwrap_or(0..0),
@@ -214,7 +283,7 @@ fn parse_plan(text: &str) -> Result<Plan, Mistake> {
                         .get_ref()
                         .as_table()
                         .ok_or_else(|| (fault.span(), "a fault is a table: [[fault]]".into()))?;
-                    plan.faults.push(parse_fault(table, fault.span())?);
+                    plan.faults.push(parse_fault(table, fault.span(), place)?);
                 }
             }
             other => {
@@ -246,6 +315,25 @@ const COMMON: [&str; 7] = [
     "probability",
 ];
 
+/// Parameters of a fault of the wire, with the keys that all of them have.
+macro_rules! wire_keys {
+    ($($key:literal),*) => {
+        &[
+            $($key,)*
+            "device",
+            "user",
+            "client",
+            "qp",
+            "host",
+            "port",
+            "connection",
+            "direction",
+            "lasts",
+            "repeat",
+        ]
+    };
+}
+
 /// Keys of a kind beside [`COMMON`]: parameters and aims.
 fn keys_of(kind: &str) -> Option<&'static [&'static str]> {
     Some(match kind {
@@ -263,6 +351,16 @@ fn keys_of(kind: &str) -> Option<&'static [&'static str]> {
         "connect_timeout" => &["delay_ms", "port"],
         "cm_storm" => &["event", "burst", "port"],
         "device_removal" => &["delay_ms", "device"],
+        "wire_drop" => wire_keys!("burst"),
+        "wire_delay" => wire_keys!("delay_ms", "jitter_ms"),
+        "wire_duplicate" => wire_keys!("late_ms", "altered"),
+        "wire_reorder" => wire_keys!("late_ms"),
+        "wire_corrupt" | "wire_black_hole" => wire_keys!(),
+        "wire_partition" => wire_keys!("between"),
+        "wire_rate" => wire_keys!("rate_kbit", "queue"),
+        "worker_stall" => &["stall_ms", "worker", "repeat"],
+        "control_stall" => &["stall_ms", "repeat"],
+        "daemon_end" => &["how"],
         _ => return None,
     })
 }
@@ -333,6 +431,52 @@ impl<'a, 'i> Keys<'a, 'i> {
                 value.span(),
                 format!("{name} = {time}: it must be between 0 and {most} milliseconds"),
             )),
+        }
+    }
+
+    /// Refuses a time that is longer than `most`.
+    fn limit(&self, name: &str, time: Duration, most: Duration) -> Result<(), Mistake> {
+        if time <= most {
+            return Ok(());
+        }
+        let span = self.find(name).map(Spanned::span);
+        let why = format!("{name}: at most {} ms are possible", most.as_millis());
+        Err((span.unwrap_or(self.span.clone()), why))
+    }
+
+    /// A truth value; false by default.
+    fn switch(&self, name: &str) -> Result<bool, Mistake> {
+        let Some(value) = self.find(name) else {
+            return Ok(false);
+        };
+        let wrong = || {
+            let found = value.get_ref().type_str();
+            (
+                value.span(),
+                format!("{name}: true or false is expected, not {found}"),
+            )
+        };
+        value.get_ref().as_bool().ok_or_else(wrong)
+    }
+
+    /// A list of two different values. `what`: their name in messages.
+    fn pair<T: std::str::FromStr + PartialEq>(
+        &self,
+        name: &str,
+        what: &str,
+    ) -> Result<Option<(T, T)>, Mistake> {
+        let Some(value) = self.find(name) else {
+            return Ok(None);
+        };
+        let wrong = || {
+            let why = format!("{name}: a list of two different {what} is expected");
+            (value.span(), why)
+        };
+        let list = value.get_ref().as_array().ok_or_else(wrong)?;
+        let read = |place: usize| list.get(place)?.get_ref().as_str()?.parse().ok();
+        match (read(0), read(1), list.len()) {
+            (Some(first), Some(second), 2) if first != second => Ok(Some((first, second))),
+            _ => Err(wrong()),
         }
     }
 
@@ -414,7 +558,7 @@ fn to_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-fn parse_fault(table: &DeTable<'_>, span: Range<usize>) -> Result<Fault, Mistake> {
+fn parse_fault(table: &DeTable<'_>, span: Range<usize>, place: Place) -> Result<Fault, Mistake> {
     let keys = Keys { table, span };
     let (kind_name, kind_span) = match keys.find("kind") {
         Some(value) => (to_text(value)?, value.span()),
@@ -423,7 +567,7 @@ fn parse_fault(table: &DeTable<'_>, span: Range<usize>) -> Result<Fault, Mistake
                 keys.span,
                 format!(
                     "the fault lacks the key kind: it can be {}",
-                    Kind::NAMES.join(", ")
+                    Kind::names_of(place).join(", ")
                 ),
             ));
         }
@@ -433,10 +577,17 @@ fn parse_fault(table: &DeTable<'_>, span: Range<usize>) -> Result<Fault, Mistake
             kind_span,
             format!(
                 "unknown fault {kind_name:?}: the kinds are {}",
-                Kind::NAMES.join(", ")
+                Kind::names_of(place).join(", ")
             ),
         ));
     };
+    if !Kind::names_of(place).contains(&kind_name) {
+        let other = match place {
+            Place::Program => "happens in siwd: load the plan with siwctl fault load",
+            Place::Daemon => "happens in a program: start it with siwrun --faults",
+        };
+        return Err((kind_span, format!("a fault of kind {kind_name} {other}")));
+    }
     for (key, _) in table.iter() {
         let name = key.get_ref().as_ref();
         if !COMMON.contains(&name) && !own_keys.contains(&name) {
@@ -456,15 +607,41 @@ fn parse_fault(table: &DeTable<'_>, span: Range<usize>) -> Result<Fault, Mistake
         aim: parse_aim(&keys)?,
         trigger: parse_trigger(&keys)?,
     };
-    if let Some(repeat) = keys.find("repeat")
-        && !fault.is_timed()
-    {
-        return Err((
-            repeat.span(),
-            "an event repeats at times or at calls: repeat excludes after_calls and every".into(),
-        ));
-    }
+    check_times(&keys, &fault)?;
     Ok(fault)
+}
+
+/// Checks keys that exclude or need each other.
+fn check_times(keys: &Keys<'_, '_>, fault: &Fault) -> Result<(), Mistake> {
+    let Trigger { lasts, repeat, .. } = fault.trigger;
+    let repeated = keys.find("repeat");
+    match fault.kind.site() {
+        Site::Clock => {
+            let counted = ["after_calls", "every"].into_iter();
+            if let Some(value) = counted.filter_map(|key| keys.find(key)).next() {
+                let why = "the fault happens at a time, without calls: it has after, count and probability";
+                return Err((value.span(), why.into()));
+            }
+        }
+        Site::Frame => {
+            if let Some(value) = repeated
+                && lasts.is_none_or(|lasts| repeat.is_some_and(|repeat| repeat < lasts))
+            {
+                let why = "repeat needs lasts, and is at least as long";
+                return Err((value.span(), why.into()));
+            }
+        }
+        _ => {
+            if let Some(value) = repeated
+                && !fault.is_timed()
+            {
+                let why =
+                    "an event repeats at times or at calls: repeat excludes after_calls and every";
+                return Err((value.span(), why.into()));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn parse_name(keys: &Keys<'_, '_>) -> Result<Option<String>, Mistake> {
@@ -479,6 +656,17 @@ fn parse_name(keys: &Keys<'_, '_>) -> Result<Option<String>, Mistake> {
 
 /// Longest time for which a completion waits for one of another queue pair.
 const REORDER_TIME: Duration = Duration::from_millis(10);
+/// Longest delay of a frame.
+const MAX_LATE_TIME: Duration = Duration::from_secs(60);
+/// Lateness of frames that come late or twice.
+const LATE_TIME: Duration = Duration::from_millis(2);
+/// Frames that wait at a bottleneck.
+const QUEUE: u64 = 100;
+/// Highest rate of a bottleneck, in kbit/s, and longest row of lost frames or queue.
+const MAX_RATE: u64 = 1_000_000_000;
+const MAX_FRAMES: u64 = 100_000;
+/// Longest stall: the watchdog of a service manager ends siwd before.
+const MAX_STALL: Duration = Duration::from_secs(600);
 /// Time of a connect that gets no answer, as that of siwd's first attempts.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 
@@ -496,17 +684,8 @@ fn parse_kind(keys: &Keys<'_, '_>, name: &str) -> Result<Kind, Mistake> {
             operation: keys.word("operation", find_word)?,
         },
         "delay" => {
-            let (delay, jitter) = (delay()?, keys.milliseconds("jitter_ms")?);
-            if delay.is_none() && jitter.is_none() {
-                return Err((
-                    keys.span.clone(),
-                    "a fault of kind delay needs delay_ms, jitter_ms or both".into(),
-                ));
-            }
-            Kind::Delay {
-                delay: delay.unwrap_or_default(),
-                jitter: jitter.unwrap_or_default(),
-            }
+            let (delay, jitter) = parse_delay(keys)?;
+            Kind::Delay { delay, jitter }
         }
         "reorder" => Kind::Reorder {
             delay: delay()?.unwrap_or(REORDER_TIME),
@@ -546,8 +725,85 @@ fn parse_kind(keys: &Keys<'_, '_>, name: &str) -> Result<Kind, Mistake> {
         "device_removal" => Kind::DeviceRemoval {
             delay: delay()?.unwrap_or_default(),
         },
+        "wire_drop" => Kind::WireDrop {
+            burst: keys.number("burst", 1, MAX_FRAMES)?.unwrap_or(1) as u32,
+        },
+        "wire_delay" => {
+            let (delay, jitter) = parse_delay(keys)?;
+            keys.limit("delay_ms", delay, MAX_LATE_TIME)?;
+            keys.limit("jitter_ms", jitter, MAX_LATE_TIME)?;
+            Kind::WireDelay { delay, jitter }
+        }
+        "wire_duplicate" => Kind::WireDuplicate {
+            late: parse_late(keys)?,
+            altered: keys.switch("altered")?,
+        },
+        "wire_reorder" => Kind::WireReorder {
+            late: parse_late(keys)?,
+        },
+        "wire_corrupt" => Kind::WireCorrupt,
+        "wire_black_hole" => Kind::WireBlackHole,
+        "wire_partition" => Kind::WirePartition {
+            between: match keys.pair("between", "IP addresses")? {
+                Some(between) => between,
+                None => {
+                    let why = "the fault lacks the key between: two IP addresses in a list";
+                    return Err((keys.span.clone(), why.into()));
+                }
+            },
+        },
+        "wire_rate" => Kind::WireRate {
+            rate_kbit: match keys.number("rate_kbit", 1, MAX_RATE)? {
+                Some(rate) => rate,
+                None => {
+                    let why = "the fault lacks the key rate_kbit: a rate in kbit/s";
+                    return Err((keys.span.clone(), why.into()));
+                }
+            },
+            queue: keys.number("queue", 1, MAX_FRAMES)?.unwrap_or(QUEUE) as u32,
+        },
+        "worker_stall" => Kind::WorkerStall {
+            stall: parse_stall(keys)?,
+            worker: keys.number("worker", 0, 1023)?.map(|worker| worker as u32),
+        },
+        "control_stall" => Kind::ControlStall {
+            stall: parse_stall(keys)?,
+        },
+        "daemon_end" => Kind::DaemonEnd(keys.required("how")?),
         other => unreachable!("keys_of() does not know {other}"),
     })
+}
+
+/// The keys `delay_ms` and `jitter_ms`, of which there has to be one.
+fn parse_delay(keys: &Keys<'_, '_>) -> Result<(Duration, Duration), Mistake> {
+    let (delay, jitter) = (
+        keys.milliseconds("delay_ms")?,
+        keys.milliseconds("jitter_ms")?,
+    );
+    if delay.is_none() && jitter.is_none() {
+        return Err((
+            keys.span.clone(),
+            "a fault of this kind needs delay_ms, jitter_ms or both".into(),
+        ));
+    }
+    Ok((delay.unwrap_or_default(), jitter.unwrap_or_default()))
+}
+
+/// The key `late_ms`.
+fn parse_late(keys: &Keys<'_, '_>) -> Result<Duration, Mistake> {
+    let late = keys.milliseconds("late_ms")?.unwrap_or(LATE_TIME);
+    keys.limit("late_ms", late, MAX_LATE_TIME)?;
+    Ok(late)
+}
+
+/// The key `stall_ms`, which has to be there.
+fn parse_stall(keys: &Keys<'_, '_>) -> Result<Duration, Mistake> {
+    let Some(stall) = keys.milliseconds("stall_ms")? else {
+        let why = "the fault lacks the key stall_ms: a time in milliseconds";
+        return Err((keys.span.clone(), why.into()));
+    };
+    keys.limit("stall_ms", stall, MAX_STALL)?;
+    Ok(stall)
 }
 
 /// IBV_WC_RETRY_EXC_ERR, with which requests to a dead peer end.
@@ -581,6 +837,19 @@ fn parse_aim(keys: &Keys<'_, '_>) -> Result<Aim, Mistake> {
         qp: qp.map(|number| number as u32),
         nth: keys.number("nth", 1, u64::MAX)?,
         port: port.map(|number| number as u16),
+        user: keys
+            .number("user", 0, u32::MAX.into())?
+            .map(|number| number as u32),
+        client: keys.number("client", 1, u64::MAX)?,
+        host: keys.word("host", |text| {
+            let address = text.parse::<IpAddr>();
+            address.map_err(|_| format!("{text:?} is no IP address"))
+        })?,
+        connection: keys.pair(
+            "connection",
+            "addresses with TCP ports, like \"10.0.0.1:7174\",",
+        )?,
+        direction: keys.word("direction", find_word)?.unwrap_or_default(),
     })
 }
 
@@ -593,6 +862,7 @@ fn parse_trigger(keys: &Keys<'_, '_>) -> Result<Trigger, Mistake> {
         count: keys.number("count", 1, most)?,
         probability: 1.0,
         repeat: keys.time("repeat")?,
+        lasts: keys.time("lasts")?,
     };
     if let Some(value) = keys.find("probability") {
         trigger.probability = to_float(value)?;
@@ -606,8 +876,10 @@ fn parse_trigger(keys: &Keys<'_, '_>) -> Result<Trigger, Mistake> {
             ));
         }
     }
-    if let (Some(value), Some(Duration::ZERO)) = (keys.find("repeat"), trigger.repeat) {
-        return Err((value.span(), "repeat must be longer than 0".into()));
+    for (name, time) in [("repeat", trigger.repeat), ("lasts", trigger.lasts)] {
+        if let (Some(value), Some(Duration::ZERO)) = (keys.find(name), time) {
+            return Err((value.span(), format!("{name} must be longer than 0")));
+        }
     }
     Ok(trigger)
 }
@@ -647,7 +919,7 @@ impl Kind {
                     write_string(out, "operation", operation.name());
                 }
             }
-            Kind::Delay { delay, jitter } => {
+            Kind::Delay { delay, jitter } | Kind::WireDelay { delay, jitter } => {
                 write_ms(out, "delay_ms", *delay);
                 write_ms(out, "jitter_ms", *jitter);
             }
@@ -659,7 +931,7 @@ impl Kind {
                     write_ms(out, "delay_ms", *delay);
                 }
             }
-            Kind::CqOverrun | Kind::Disconnect => {}
+            Kind::CqOverrun | Kind::Disconnect | Kind::WireCorrupt | Kind::WireBlackHole => {}
             Kind::Create { object, errno } => {
                 write_string(out, "object", object.name());
                 write_string(out, "errno", crate::errno_name(*errno));
@@ -677,6 +949,28 @@ impl Kind {
                 write_string(out, "event", event.name());
                 let _ = writeln!(out, "burst = {burst}");
             }
+            Kind::WireDrop { burst } => {
+                let _ = writeln!(out, "burst = {burst}");
+            }
+            Kind::WireDuplicate { late, altered } => {
+                write_ms(out, "late_ms", *late);
+                let _ = writeln!(out, "altered = {altered}");
+            }
+            Kind::WireReorder { late } => write_ms(out, "late_ms", *late),
+            Kind::WirePartition { between: (a, b) } => {
+                let _ = writeln!(out, "between = [\"{a}\", \"{b}\"]");
+            }
+            Kind::WireRate { rate_kbit, queue } => {
+                let _ = writeln!(out, "rate_kbit = {rate_kbit}\nqueue = {queue}");
+            }
+            Kind::WorkerStall { stall, worker } => {
+                write_ms(out, "stall_ms", *stall);
+                if let Some(worker) = worker {
+                    let _ = writeln!(out, "worker = {worker}");
+                }
+            }
+            Kind::ControlStall { stall } => write_ms(out, "stall_ms", *stall),
+            Kind::DaemonEnd(how) => write_string(out, "how", how.name()),
         }
     }
 }
@@ -696,12 +990,28 @@ impl Plan {
                 qp,
                 nth,
                 port,
+                user,
+                client,
+                host,
+                connection,
+                direction,
             } = &fault.aim;
             if let Some(device) = device {
                 write_string(&mut out, "device", device);
             }
+            if let Some(host) = host {
+                write_string(&mut out, "host", &host.to_string());
+            }
+            if let Some((a, b)) = connection {
+                let _ = writeln!(out, "connection = [\"{a}\", \"{b}\"]");
+            }
+            if *direction != Direction::Both {
+                write_string(&mut out, "direction", direction.name());
+            }
             let numbers = [
                 ("qp", qp.map(u64::from)),
+                ("user", user.map(u64::from)),
+                ("client", *client),
                 ("nth", *nth),
                 ("port", port.map(u64::from)),
                 ("count", fault.trigger.count),
@@ -717,6 +1027,9 @@ impl Plan {
             }
             if let Some(repeat) = trigger.repeat {
                 let _ = writeln!(out, "repeat = {}", time_text(repeat));
+            }
+            if let Some(lasts) = trigger.lasts {
+                let _ = writeln!(out, "lasts = {}", time_text(lasts));
             }
             if trigger.after_calls > 0 {
                 let _ = writeln!(out, "after_calls = {}", trigger.after_calls);
@@ -747,7 +1060,11 @@ mod tests {
     use crate::kind::{AsyncEvent, Object, Operation};
 
     fn parse(text: &str) -> Result<Plan, String> {
-        Plan::parse(Path::new("plan.toml"), text).map_err(|error| error.to_string())
+        parse_for(Place::Program, text)
+    }
+
+    fn parse_for(place: Place, text: &str) -> Result<Plan, String> {
+        Plan::parse(Path::new("plan.toml"), text, place).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -934,13 +1251,15 @@ mod tests {
 
     #[test]
     fn a_missing_file_and_a_folder_are_refused() {
-        let error = Plan::find("/nowhere/plan.toml").unwrap_err().to_string();
+        let error = Plan::find("/nowhere/plan.toml", Place::Program)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.starts_with("/nowhere/plan.toml: ") && error.contains("slow-completions"),
             "{error}"
         );
         assert!(
-            Plan::find("/tmp")
+            Plan::find("/tmp", Place::Program)
                 .unwrap_err()
                 .to_string()
                 .contains("regular")
@@ -968,6 +1287,8 @@ mod tests {
                 plan.to_toml()
             );
             let scopes = [
+                Scope::Port,
+                Scope::Daemon,
                 Scope::QueuePair,
                 Scope::CompletionQueue,
                 Scope::Context,
@@ -979,5 +1300,150 @@ mod tests {
                 .count();
             assert_eq!(held, 1, "{name}");
         }
+    }
+
+    #[test]
+    fn every_kind_of_the_daemon_is_read_again_from_its_text() {
+        for name in Kind::DAEMON_NAMES {
+            let more = match name {
+                "wire_drop" => "burst = 3\nlasts = \"1s\"\nrepeat = \"2s\"",
+                "wire_delay" => "jitter_ms = 1.5\nuser = 0\nclient = 3",
+                "wire_duplicate" => "altered = true\nhost = \"fd00::1\"\ndirection = \"in\"",
+                "wire_partition" => "between = [\"10.0.0.1\", \"10.0.0.2\"]",
+                "wire_rate" => "rate_kbit = 1000",
+                "wire_corrupt" => "connection = [\"10.0.0.1:1\", \"[fd00::1]:2\"]",
+                "worker_stall" => "stall_ms = 20\nworker = 1\nrepeat = \"1s\"",
+                "control_stall" => "stall_ms = 20",
+                "daemon_end" => "how = \"abort\"\nafter = \"3s\"",
+                _ => "qp = 5\nport = 9\ndevice = \"siw0\"",
+            };
+            let text = format!("[[fault]]\nkind = {name:?}\n{more}\n");
+            let plan = parse_for(Place::Daemon, &text).unwrap();
+            assert_eq!(plan.faults[0].kind.name(), name);
+            assert_eq!(
+                parse_for(Place::Daemon, &plan.to_toml()),
+                Ok(plan.clone()),
+                "{}",
+                plan.to_toml()
+            );
+            assert_ne!(plan.has_scope(Scope::Port), plan.has_scope(Scope::Daemon));
+            let error = parse(&text).unwrap_err();
+            assert!(
+                error.contains("plan.toml:2:") && error.contains("siwctl fault load"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn mistakes_in_plans_of_the_daemon_are_told_with_their_place() {
+        let cases = [
+            ("kind = \"post_send\"", "2:8", "siwrun --faults"),
+            ("kind = \"wire_fire\"", "2:8", "wire_black_hole"),
+            (
+                "kind = \"wire_drop\"\nprobability = 2",
+                "3:15",
+                "between 0 and 1",
+            ),
+            ("kind = \"wire_drop\"\nnth = 1", "3:1", "no key \"nth\""),
+            (
+                "kind = \"wire_drop\"\nrepeat = \"1s\"",
+                "3:10",
+                "needs lasts",
+            ),
+            (
+                "kind = \"wire_drop\"\nlasts = \"2s\"\nrepeat = \"1s\"",
+                "4:10",
+                "at least as long",
+            ),
+            (
+                "kind = \"wire_drop\"\nlasts = \"0s\"",
+                "3:9",
+                "longer than 0",
+            ),
+            (
+                "kind = \"wire_drop\"\nhost = \"siw\"",
+                "3:8",
+                "no IP address",
+            ),
+            (
+                "kind = \"wire_drop\"\ndirection = \"up\"",
+                "3:13",
+                "both, out, in",
+            ),
+            (
+                "kind = \"wire_drop\"\nconnection = [\"10.0.0.1:1\"]",
+                "3:14",
+                "two different",
+            ),
+            ("kind = \"wire_delay\"", "1:1", "delay_ms"),
+            (
+                "kind = \"wire_delay\"\njitter_ms = 60001",
+                "3:13",
+                "at most 60000 ms",
+            ),
+            (
+                "kind = \"wire_reorder\"\nlate_ms = 1e5",
+                "3:11",
+                "at most 60000 ms",
+            ),
+            (
+                "kind = \"wire_duplicate\"\naltered = 1",
+                "3:11",
+                "true or false",
+            ),
+            ("kind = \"wire_partition\"", "1:1", "between"),
+            (
+                "kind = \"wire_partition\"\nbetween = [\"10.0.0.1\", \"10.0.0.1\"]",
+                "3:11",
+                "two different",
+            ),
+            ("kind = \"wire_rate\"", "1:1", "rate_kbit"),
+            ("kind = \"wire_rate\"\nrate_kbit = 0", "3:13", "between 1"),
+            ("kind = \"worker_stall\"", "1:1", "stall_ms"),
+            (
+                "kind = \"worker_stall\"\nstall_ms = 1e9",
+                "3:12",
+                "milliseconds",
+            ),
+            (
+                "kind = \"control_stall\"\nstall_ms = 5\nevery = 2",
+                "4:9",
+                "without calls",
+            ),
+            ("kind = \"daemon_end\"", "1:1", "abort, stop"),
+        ];
+        for (text, place, message) in cases {
+            let error = parse_for(Place::Daemon, &format!("[[fault]]\n{text}\n")).unwrap_err();
+            let begin = format!("plan.toml:{place}: ");
+            assert!(
+                error.starts_with(&begin) && error.contains(message),
+                "{text:?}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_error_is_told_at_the_key_of_a_plan_that_was_read() {
+        let text =
+            "[[fault]]\nkind = \"wire_drop\"\n[[fault]]\nkind = \"wire_drop\"\ndevice = \"x\"\n";
+        let at = |fault, key| {
+            Plan::error_at(Path::new("p"), text, (fault, key), "no".into()).to_string()
+        };
+        assert_eq!(at(1, "device"), "p:5:10: no");
+        assert_eq!(at(0, "device"), "p:1:1: no");
+        assert_eq!(at(7, "device"), "p:1:1: no");
+    }
+
+    #[test]
+    fn a_time_repeats() {
+        let trigger = Trigger {
+            after: Duration::from_secs(1),
+            lasts: Some(Duration::from_secs(2)),
+            repeat: Some(Duration::from_secs(5)),
+            ..Trigger::default()
+        };
+        let times = (0..14).filter(|second| trigger.has_time(Duration::from_secs(*second)));
+        assert_eq!(times.collect::<Vec<_>>(), [1, 2, 6, 7, 11, 12]);
     }
 }

@@ -184,6 +184,7 @@ pub fn simpler_plans(plan: &Plan) -> Vec<Plan> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kind::Place;
     use std::collections::HashSet;
     use std::path::Path;
 
@@ -194,7 +195,7 @@ mod tests {
             let plan = random_plan(seed);
             assert_eq!(plan, random_plan(seed));
             let text = plan.to_toml();
-            let read = Plan::parse(Path::new("plan.toml"), &text);
+            let read = Plan::parse(Path::new("plan.toml"), &text, Place::Program);
             assert_eq!(read.unwrap(), plan, "{text}");
             kinds.extend(plan.faults.iter().map(|fault| fault.kind.name()));
         }

@@ -8,7 +8,7 @@ use crate::per_process::PerProcess;
 use crate::status::logs_failures;
 use siw::ProcessMutex;
 use siw_faults::{
-    COUNTS_VARIABLE, Decider, Hit, Kind, Object, PLAN_VARIABLE, Plan, SEED_VARIABLE, Site,
+    COUNTS_VARIABLE, Decider, Hit, Kind, Object, PLAN_VARIABLE, Place, Plan, SEED_VARIABLE, Site,
 };
 use std::ffi::c_int;
 use std::fmt::Display;
@@ -43,7 +43,7 @@ pub fn load_plan() {
     LOADED.get_or_init(|| {
         let name = std::env::var(PLAN_VARIABLE).ok();
         let name = name.filter(|name| !name.is_empty())?;
-        let plan = Plan::find(&name)
+        let plan = Plan::find(&name, Place::Program)
             .inspect_err(|error| {
                 siw::print_line(format_args!(
                     "siw-verbs: {PLAN_VARIABLE}: {error}; no faults are injected"

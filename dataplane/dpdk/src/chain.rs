@@ -65,6 +65,7 @@ impl Mbuf {
         to.ol_flags = from.ol_flags & !(sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT);
         to.tx_offload = from.tx_offload;
         to.vlan_tci = from.vlan_tci;
+        to.rss = from.rss;
         Some(flat)
     }
 }

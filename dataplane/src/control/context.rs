@@ -34,6 +34,12 @@ impl Context {
         let Some(qp) = client.qps.get(&qpn).filter(|qp| !qp.end_is_recorded) else {
             return;
         };
+        let mut reason = reason.map(str::to_owned);
+        if let Some(reason) = &mut reason
+            && self.resources.recorder.has_faults(qpn)
+        {
+            reason.push_str(" (a fault plan injected faults into this connection)");
+        }
         let device = self.devices.views.get(qp.device);
         let device = device.map_or(String::new(), |device| device.name.clone());
         let end = ConnectionEnd {
@@ -48,7 +54,7 @@ impl Context {
             peer: qp.peer,
             was_established,
             is_orderly: reason.is_none(),
-            reason: reason.unwrap_or("one end closed the connection").to_owned(),
+            reason: reason.unwrap_or_else(|| "one end closed the connection".to_owned()),
         };
         end.log();
         let resources = &mut self.resources;

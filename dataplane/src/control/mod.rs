@@ -21,7 +21,7 @@
 //! | `client/` | arrival, credentials and events of clients |
 //! | `device/` | devices, links, routes of the kernel |
 //! | `connection/` | listeners, connects, datagram services, pairing, ended connections |
-//! | `operator/` | lists, statistics, captures, actions, configuration, devices at run time |
+//! | `operator/` | lists, statistics, captures, fault plans, actions, configuration, devices at run time |
 //!
 //! Files without `Context` (such as `client/peers.rs`, `memory/client_memory.rs`, `connection/ends.rs`) describe
 //! one kind of object. `Resources` holds the objects of all kinds, and `Context` holds `Resources`. Files with
@@ -87,6 +87,7 @@ use self::operator::device_changes;
 use self::operator::device_changes::{
     ChangedParts, DeviceChanges, DeviceOpener, RunningDevice, StartedDevices,
 };
+use self::operator::faults::FaultPlans;
 use self::operator::loaded_configuration::LoadedConfiguration;
 use self::operator::operators::Operators;
 use self::operator::reload::Configuration;
@@ -171,6 +172,7 @@ pub struct ControlThread {
     configuration: Configuration,
     changes: RuntimeChanges,
     captures: Captures,
+    faults: FaultPlans,
     context: Context,
     memory: Memory,
     connections: Connections,
@@ -247,6 +249,7 @@ impl ControlThread {
             configuration,
             changes,
             captures: parts.captures,
+            faults: FaultPlans::default(),
             memory: Memory {
                 keys: parts.keys,
                 files: ArenaFiles::default(),
@@ -354,6 +357,9 @@ impl ControlThread {
             if let Some(files) = &mut self.counter_files {
                 files.run(&mut self.context.workers, &self.context.devices.views);
             }
+            if self.faults.run(&mut self.context.workers) {
+                self.begin_stop();
+            }
             self.context.times.end_work("timers");
             if self
                 .stopping
@@ -388,6 +394,7 @@ impl ControlThread {
                 .as_ref()
                 .and_then(CounterFiles::time_until_round),
             self.acceptor.time_until_due(),
+            self.faults.time_until_due(),
         ];
         let limit = limits.into_iter().flatten().min();
         limit.map_or(EpollTimeout::NONE, |limit| {
@@ -636,6 +643,7 @@ impl ControlThread {
         let parts = ChangedParts {
             configuration: &mut self.configuration,
             captures: &mut self.captures,
+            faults: &mut self.faults,
             connections: &mut self.connections,
             links: &mut self.links,
             memory: &mut self.memory,
@@ -788,6 +796,7 @@ impl ControlThread {
                     memory: &self.memory,
                     listeners: &self.connections.listeners,
                     captures: &self.captures,
+                    faults: &self.faults,
                     configuration: &self.configuration,
                     routes: &self.routes,
                 },
@@ -807,6 +816,7 @@ impl ControlThread {
                 self.captures.start_capture(context, id, seq, request)
             }
             Request::StartTrace(request) => self.captures.start_trace(context, id, seq, request),
+            Request::LoadFaults(request) => self.faults.load_part(context, id, seq, request),
             Request::ReadStats(request) => {
                 statistics::read_statistics(context, id, seq, request.offset)
             }
@@ -882,6 +892,7 @@ impl ControlThread {
     /// Removes a client; `reason`: why it departs, and whether its streams linger.
     fn remove_departed(&mut self, id: ClientId, reason: (&str, bool)) {
         self.captures.end_of_client(&mut self.context.workers, id);
+        self.faults.end_of_client(id);
         self.departures.remove_client(
             &mut self.context,
             &mut self.connections,
@@ -986,6 +997,7 @@ impl ControlThread {
                 resources.record_event(qpn, "established", Some(&detail));
                 cm_events::on_established(resources, qpn, &negotiated, &private_data, ends);
                 self.captures.on_established(context, qpn, ends);
+                self.faults.on_established(context, qpn, ends);
             }
             Event::ConnectFailed {
                 qpn,
@@ -994,6 +1006,7 @@ impl ControlThread {
                 is_kept,
             } => {
                 context.resources.record_connection(qpn, last);
+                self.faults.on_connect_failed(context, qpn);
                 connections::on_connect_failed(context, qpn, failure, is_kept)
             }
             Event::Resolved {
@@ -1021,7 +1034,9 @@ impl ControlThread {
             Event::CompletionsPolled { qpn } => {
                 cm_events::on_completions_polled(&mut context.resources, qpn)
             }
+            Event::FaultsInjected { marks } => self.faults.on_injected(context, &marks),
             Event::QpDestroyed { qpn, windows } => {
+                self.faults.on_destroyed(&mut context.workers, qpn);
                 // The number will be reused: no window may stay bound to its next owner.
                 for window in windows {
                     self.memory.keys.unbind_stream(window, qpn.0);

@@ -768,6 +768,18 @@ impl Resources {
         self.charge_recording(changed);
     }
 
+    /// Records that a fault plan has injected a fault into the connection of a queue pair `count` times.
+    pub fn record_fault(&mut self, qpn: Qpn, fault: &Arc<str>, count: u64) {
+        if self.limits.recorded_events == 0 {
+            return;
+        }
+        if self.recorder.is_new_fault(qpn, fault) {
+            self.record_event(qpn, "injected fault", Some(fault));
+        }
+        let changed = self.recorder.record_fault(qpn, fault, count);
+        self.charge_recording(changed);
+    }
+
     /// Keeps the state of a queue pair's connection at its end.
     pub fn record_connection(&mut self, qpn: Qpn, last: Option<Box<ConnectionSnapshot>>) {
         if let Some(last) = last {

@@ -111,7 +111,7 @@ impl ControlThread {
             ) => lists::reply_connections(context, id, seq, worker, &connections, next),
             (Then::WriteStatistics, _) => {
                 let listeners = self.connections.listeners.len();
-                Ok(self.statistics.begin(context, listeners, id))
+                Ok(self.statistics.begin(context, listeners, &self.faults, id))
             }
             (Then::ReplyStatistics, Report::Statistics(text)) => {
                 statistics::reply_statistics(resources, id, seq, text)

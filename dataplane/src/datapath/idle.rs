@@ -84,7 +84,7 @@ pub fn ports_sleep_limit<R>(
         if let Some(deadline) = port.stack.next_deadline() {
             limit = limit.min(deadline.duration_since(now));
         }
-        let waits = port.output.has_frames() || port.output.has_backlog();
+        let waits = port.output.has_frames() || port.output.has_backlog() || port.has_fault_work();
         if waits || port.stack.has_output() {
             limit = limit.min(SHORT_POLL_INTERVAL);
         }

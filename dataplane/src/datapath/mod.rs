@@ -21,6 +21,7 @@
 //! | `forward.rs`, `inbox.rs` | frames from worker to worker |
 //! | `output.rs` | TCP's segments become mbuf chains; transmit paths: the port's queue, another worker, loopback |
 //! | `idle.rs` | how long a thread may sleep, and its wake-up sources |
+//! | `wire_faults.rs`, `loss.rs` | faults that plans inject into frames, and the loss of the configuration |
 //! | `timer_hold.rs` | holds retransmission timers while frames may lie in a receive ring |
 
 pub mod batch_loop;
@@ -34,6 +35,7 @@ pub mod output;
 pub mod port;
 pub mod rx_frame;
 pub mod timer_hold;
+pub mod wire_faults;
 
 /// One environment for all unit tests of the crate, on normal pages: DPDK starts once in a process.
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! ```
 //! Everything is generic over the writer, so that a record is written into the frame by direct calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload};
@@ -16,9 +17,12 @@ use siw_net::{
 use siw_ports::{TransmitQueue, TxQueue};
 
 use super::inbox::ProxyTx;
-use super::loss::{CONFIGURED_LOSS, FrameLoss, MEANING_OF_LOSS};
+use super::loss::{CONFIGURED_LOSS, MEANING_OF_LOSS};
 use super::rx_frame::RxFrame;
-use crate::capture::Direction;
+use super::wire_faults::{
+    INJECTED_LOSS, MEANING_OF_INJECTED_LOSS, Verdict, WireFaultCounts, WireFaults, copy_frame,
+};
+use crate::capture::{Direction, FrameRecord};
 use crate::frame_taps::FrameTaps;
 use crate::link_traits::{COPY_MAX, LinkTraits, PayloadPolicy};
 use crate::trace::{TraceEvent, TraceRecord, TraceStep, TraceTap, TracedFrame};
@@ -43,6 +47,9 @@ fn buffers_needed(meta: &FrameMeta) -> usize {
         BUFFERS_NEEDED
     }
 }
+
+/// Name of the step of a trace in which a plan injects another fault than a loss.
+const INJECTED_FAULT: &str = "injected_fault";
 
 /// Writes records of connections into frames.
 pub trait RecordWriter<R> {
@@ -336,8 +343,8 @@ pub struct PortOutput {
     pub link: LinkTraits,
     /// Captures and trace in which frames are recorded.
     pub taps: Option<FrameTaps>,
-    /// Loses frames on purpose.
-    pub loss: Option<FrameLoss>,
+    /// Faults that are injected on purpose; `None` without any.
+    pub faults: Option<Box<WireFaults>>,
     /// The device's number in captures.
     pub interface: u32,
     /// Since when the port has accepted no frame.
@@ -350,8 +357,10 @@ pub struct PortOutput {
     pub frames_linearized: u64,
     /// Frames dropped because they do not fit into one buffer either.
     frames_too_long: u64,
-    /// Frames lost on purpose.
+    /// Frames lost on purpose, as the configuration says.
     pub frames_lost: u64,
+    /// Numbers of the faults of plans that have ended.
+    past_faults: WireFaultCounts,
     /// Frames that the kernel sent through the port.
     pub host_frames_sent: u64,
     /// Frames between port and kernel, in either direction, dropped for lack of room.
@@ -367,7 +376,7 @@ impl PortOutput {
             loopback: Vec::new(),
             link,
             taps: None,
-            loss: None,
+            faults: None,
             interface,
             stalled_since: None,
             has_told_stall: false,
@@ -375,6 +384,7 @@ impl PortOutput {
             frames_linearized: 0,
             frames_too_long: 0,
             frames_lost: 0,
+            past_faults: WireFaultCounts::default(),
             host_frames_sent: 0,
             host_frames_dropped: 0,
         }
@@ -464,6 +474,8 @@ impl PortOutput {
     pub(super) fn close(&mut self) {
         self.path = TxPath::Closed;
         self.drop_batch();
+        // Frames that wait refer to memory of clients.
+        self.end_faults();
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -496,19 +508,30 @@ impl PortOutput {
         if meta.checksum == TxChecksum::Partial {
             complete_checksum(&mut mbuf, meta);
         }
-        let loss = self.loss.as_mut().filter(|_| !meta.self_addressed);
-        let is_lost = loss.is_some_and(FrameLoss::loses_next);
+        if self.faults.is_some() && !meta.self_addressed {
+            return self.send_with_faults(mbuf, meta, cache, wall_time);
+        }
         let lacks_checksum = meta.checksum == TxChecksum::Offload;
-        self.record_sent(&mbuf, lacks_checksum, wall_time, is_lost);
+        self.record_sent(&mbuf, lacks_checksum, wall_time, None);
         if meta.self_addressed {
             self.loopback.push(mbuf);
             return;
         }
-        if is_lost {
-            self.frames_lost += 1;
-            cache.free(mbuf);
-            return;
+        if let Some(mbuf) = self.prepare_frame(mbuf, meta, cache)
+            && let Err(rejected) = self.batch.push(mbuf)
+        {
+            cache.free(rejected);
         }
+    }
+
+    /// Gives a frame the metadata and the number of buffers that the port needs; `None`: it is dropped.
+    #[inline]
+    fn prepare_frame(
+        &mut self,
+        mut mbuf: Mbuf,
+        meta: &FrameMeta,
+        cache: &mut MbufCache,
+    ) -> Option<Mbuf> {
         if meta.checksum == TxChecksum::Offload && self.link.tx_checksum {
             mbuf.set_tx_offload(TxOffload {
                 l2_len: meta.l2_len,
@@ -525,23 +548,148 @@ impl PortOutput {
             _ => self.link.max_tso_segments,
         };
         if mbuf.nb_segs() > max_segments {
-            match self.linearize(mbuf, cache) {
-                Some(flat) => mbuf = flat,
-                None => return,
+            return self.linearize(mbuf, cache);
+        }
+        Some(mbuf)
+    }
+
+    /// Sends a frame that faults may concern.
+    #[cold]
+    #[inline(never)]
+    fn send_with_faults(
+        &mut self,
+        mbuf: Mbuf,
+        meta: &FrameMeta,
+        cache: &mut MbufCache,
+        wall_time: u64,
+    ) {
+        let Some(faults) = &mut self.faults else {
+            return;
+        };
+        let now = std::time::Instant::now();
+        let lacks_checksum = meta.checksum == TxChecksum::Offload;
+        if faults.loses_by_configuration() {
+            let loss = SentFault {
+                comment: None,
+                step: (CONFIGURED_LOSS, Some(MEANING_OF_LOSS)),
+            };
+            self.frames_lost += 1;
+            self.record_sent(&mbuf, lacks_checksum, wall_time, Some(loss));
+            return cache.free(mbuf);
+        }
+        let verdict = faults.judge_sent(now, &mbuf);
+        let fault = verdict.text.as_ref().map(|text| SentFault {
+            comment: Some(text),
+            step: match verdict.is_lost {
+                true => (INJECTED_LOSS, Some(MEANING_OF_INJECTED_LOSS)),
+                false => (INJECTED_FAULT, None),
+            },
+        });
+        self.record_sent(&mbuf, lacks_checksum, wall_time, fault);
+        if verdict.is_lost {
+            return cache.free(mbuf);
+        }
+        let Some(mbuf) = self.prepare_frame(mbuf, meta, cache) else {
+            return;
+        };
+        self.send_by_verdict(mbuf, &verdict, now, !lacks_checksum, cache);
+    }
+
+    /// Changes, repeats and delays a frame that is ready for the port. `mends_checksum`: its TCP checksum is
+    /// complete.
+    fn send_by_verdict(
+        &mut self,
+        mut mbuf: Mbuf,
+        verdict: &Verdict,
+        now: std::time::Instant,
+        mends_checksum: bool,
+        cache: &mut MbufCache,
+    ) {
+        let Some(faults) = &mut self.faults else {
+            return;
+        };
+        let payload = verdict.payload.as_ref();
+        if let Some(copy) = verdict.copy {
+            let change = copy.altered.zip(payload);
+            let due = now + verdict.hold + copy.late;
+            if let Some(second) = copy_frame(&mbuf, change, mends_checksum, cache)
+                && let Err(rejected) = faults.held_out.hold(due, second, cache)
+            {
+                faults.note_overflow();
+                cache.free(rejected);
             }
         }
-        if let Err(rejected) = self.batch.push(mbuf) {
+        // A frame that waits does not refer to memory of a client.
+        let must_copy = verdict.altered.is_some() || !verdict.hold.is_zero();
+        if must_copy
+            && let Some(copy) =
+                copy_frame(&mbuf, verdict.altered.zip(payload), mends_checksum, cache)
+        {
+            cache.free(std::mem::replace(&mut mbuf, copy));
+        }
+        let refused = match verdict.hold.is_zero() {
+            true => self.batch.push(mbuf),
+            false => {
+                let held = faults.held_out.hold(now + verdict.hold, mbuf, cache);
+                if held.is_err() {
+                    faults.note_overflow();
+                }
+                held
+            }
+        };
+        if let Err(rejected) = refused {
             cache.free(rejected);
         }
     }
 
+    /// Puts the frames that have waited long enough into the batch.
+    #[cold]
+    pub(super) fn send_due(&mut self, now: std::time::Instant) {
+        while !self.batch.is_full()
+            && let Some(faults) = &mut self.faults
+            && let Some(mbuf) = faults.held_out.take_due(now)
+        {
+            // There is room.
+            let _ = self.batch.push(mbuf);
+        }
+    }
+
+    /// Drops the faults, and frames that wait; their numbers stay.
+    pub(super) fn end_faults(&mut self) {
+        if let Some(faults) = self.faults.take() {
+            self.past_faults.merge(&faults.counts);
+        }
+    }
+
+    /// Numbers of the faults of plans so far.
+    pub fn fault_counts(&self) -> WireFaultCounts {
+        let mut counts = self.past_faults;
+        if let Some(faults) = &self.faults {
+            counts.merge(&faults.counts);
+        }
+        counts
+    }
+
     #[inline]
-    fn record_sent(&self, mbuf: &Mbuf, lacks_checksum: bool, wall_time: u64, is_lost: bool) {
+    fn record_sent(
+        &self,
+        mbuf: &Mbuf,
+        lacks_checksum: bool,
+        wall_time: u64,
+        fault: Option<SentFault<'_>>,
+    ) {
         if let Some(taps) = &self.taps {
-            let sent = Direction::Outbound;
-            taps.record_frame(self.interface, sent, wall_time, lacks_checksum, mbuf);
+            let frame = FrameRecord {
+                interface: self.interface,
+                direction: Direction::Outbound,
+                time: wall_time,
+                lacks_checksum,
+                comment: fault.as_ref().and_then(|fault| fault.comment),
+            };
+            taps.record_frame(&frame, mbuf);
             if let Some(trace) = taps.trace() {
-                trace_sent(trace, self.interface, wall_time, mbuf, is_lost);
+                let step = fault.map(|fault| fault.step);
+                trace_sent(trace, self.interface, wall_time, mbuf, step);
             }
         }
     }
@@ -582,7 +730,7 @@ impl PortOutput {
     /// Queues a frame that the kernel sends, with its checksums. If the port is full, drops and counts
     /// it.
     pub(super) fn send_for_host(&mut self, mbuf: Mbuf, cache: &mut MbufCache, wall_time: u64) {
-        self.record_sent(&mbuf, false, wall_time, false);
+        self.record_sent(&mbuf, false, wall_time, None);
         if self.batch.is_full() {
             self.transmit_batch();
         }
@@ -603,17 +751,31 @@ impl PortOutput {
     }
 }
 
-/// Records a sent frame.
+/// A fault of a sent frame, as captures and traces record it.
+#[derive(Clone, Copy)]
+struct SentFault<'a> {
+    comment: Option<&'a Arc<str>>,
+    /// Name of the step of a trace, and its meaning if the frame is lost.
+    step: (&'static str, Option<&'static str>),
+}
+
+/// Records a sent frame. `fault`: the step in which it meets a fault, with its meaning if the frame is lost.
 #[cold]
-fn trace_sent(trace: &TraceTap, interface: u32, time: u64, mbuf: &Mbuf, is_lost: bool) {
+fn trace_sent(
+    trace: &TraceTap,
+    interface: u32,
+    time: u64,
+    mbuf: &Mbuf,
+    fault: Option<(&'static str, Option<&'static str>)>,
+) {
     let frame = TracedFrame::new(mbuf.pkt_len(), mbuf.data());
     if !trace.selects_frame(interface, &frame) {
         return;
     }
-    let loss = is_lost.then_some(TraceStep {
-        name: CONFIGURED_LOSS,
+    let fault = fault.map(|(name, drop)| TraceStep {
+        name,
         count: 1,
-        drop: Some(MEANING_OF_LOSS),
+        drop,
     });
     trace.add(TraceRecord {
         time,
@@ -621,7 +783,7 @@ fn trace_sent(trace: &TraceTap, interface: u32, time: u64, mbuf: &Mbuf, is_lost:
         event: TraceEvent::Sent,
         qpn: None,
         frame: Some(frame),
-        steps: loss.into_iter().collect(),
+        steps: fault.into_iter().collect(),
     });
 }
 

@@ -13,11 +13,11 @@ use siw_tcp::Stack;
 
 use super::clock::TscClock;
 use super::inbox::ProxyTx;
-use super::loss::FrameLoss;
 use super::output::{PortOutput, PortSink, RecordWriter, TxPath};
 use super::rx_frame::{self, RxFrame};
 use super::timer_hold::TimerHold;
-use crate::capture::Direction;
+use super::wire_faults::{ActiveFault, FaultMark, FaultyPort, WireFaults, copy_frame};
+use crate::capture::{Direction, FrameRecord};
 use crate::frame_taps::FrameTaps;
 use crate::link_traits::LinkTraits;
 use crate::trace::TraceTap;
@@ -90,7 +90,7 @@ impl<R> WorkerPort<R> {
         };
         let mut output = PortOutput::new(tx_path, config.device as u32, config.link);
         output.taps = config.taps;
-        output.loss = FrameLoss::new(config.loss);
+        output.faults = WireFaults::of_loss(config.loss);
         Ok(WorkerPort {
             device: config.device,
             rx_queue,
@@ -144,7 +144,8 @@ impl<R> WorkerPort<R> {
                 timer_hold.hold_timers(now);
             }
             self.frames_received += batch.len() as u64;
-            if self.output.taps.is_some() && !self.link.in_process {
+            let is_captured = !self.link.in_process && self.output.faults.is_none();
+            if self.output.taps.is_some() && is_captured {
                 self.capture_received(batch, clock.wall_time(now));
             }
             let link = self.link;
@@ -204,7 +205,10 @@ impl<R> WorkerPort<R> {
     /// Returns whether [`Self::poll_stack`] has work.
     #[inline]
     pub fn needs_poll(&mut self, now: Instant) -> bool {
-        self.stack.needs_poll(now) || self.output.has_frames() || self.output.has_backlog()
+        self.stack.needs_poll(now)
+            || self.output.has_frames()
+            || self.output.has_backlog()
+            || self.has_fault_work()
     }
 
     /// Runs acknowledgements, timers and retransmissions of the stack, then sends the burst. Without
@@ -230,6 +234,9 @@ impl<R> WorkerPort<R> {
         }
         if self.stack.take_tso_failure() {
             self.log_tso_failure();
+        }
+        if self.output.faults.is_some() {
+            self.output.send_due(std::time::Instant::now());
         }
         let any = self.output.has_frames();
         self.output.transmit_batch();
@@ -315,8 +322,133 @@ impl<R> WorkerPort<R> {
         let (interface, received) = (self.output.interface, Direction::Inbound);
         for i in 0..batch.len() {
             let Some(mbuf) = batch.peek(i) else { break };
-            taps.record_frame(interface, received, wall_time, false, mbuf);
+            let frame = FrameRecord {
+                interface,
+                direction: received,
+                time: wall_time,
+                lacks_checksum: false,
+                comment: None,
+            };
+            taps.record_frame(&frame, mbuf);
         }
+    }
+
+    /// Replaces the faults of plans at this port. `worker`: index of the worker.
+    #[cold]
+    pub fn set_faults(&mut self, active: &[ActiveFault], worker: usize) {
+        if self.is_removed() {
+            return;
+        }
+        let port = FaultyPort {
+            device: self.device,
+            worker,
+            in_process: self.link.in_process,
+        };
+        let faults = self.output.faults.get_or_insert_default();
+        faults.set(active, port);
+        // Faults concern the segments of the wire.
+        let has_faults = faults.has_faults();
+        self.stack.pause_tso(has_faults);
+        if faults.is_over() {
+            self.output.end_faults();
+        }
+    }
+
+    /// Takes the faults since the last report; `None` if there were none.
+    pub fn take_fault_marks(&mut self) -> Option<Vec<FaultMark>> {
+        self.output.faults.as_mut()?.take_all_marks()
+    }
+
+    /// Returns true if frames wait because of faults, or a report of faults does.
+    #[inline]
+    pub fn has_fault_work(&self) -> bool {
+        let faults = self.output.faults.as_ref();
+        faults.is_some_and(|faults| faults.has_work())
+    }
+
+    /// Lets the faults of this port happen to the burst in `batch`, and adds received frames that have waited
+    /// long enough. Returns the faults to report, if it is time for that.
+    #[cold]
+    #[inline(never)]
+    pub fn impair_received(
+        &mut self,
+        batch: &mut RxBatch,
+        cache: &mut MbufCache,
+        wall_time: u64,
+    ) -> Option<Vec<FaultMark>> {
+        let now = std::time::Instant::now();
+        for _ in 0..batch.len() {
+            let Some(mbuf) = batch.pop() else { break };
+            if let Some(mbuf) = self.impair_frame(mbuf, now, cache, wall_time) {
+                // There is room: the place of the frame that was taken.
+                let _ = batch.push(mbuf);
+            }
+        }
+        let faults = self.output.faults.as_mut()?;
+        while !batch.is_full()
+            && let Some(mbuf) = faults.held_in.take_due(now)
+        {
+            let _ = batch.push(mbuf);
+        }
+        let marks = faults.take_marks(now);
+        if faults.is_over() {
+            self.output.end_faults();
+        }
+        marks
+    }
+
+    /// Lets faults happen to a received frame. Returns it if it is neither lost nor waits.
+    fn impair_frame(
+        &mut self,
+        mut mbuf: Mbuf,
+        now: std::time::Instant,
+        cache: &mut MbufCache,
+        wall_time: u64,
+    ) -> Option<Mbuf> {
+        let faults = self.output.faults.as_mut()?;
+        let verdict = faults.judge_received(now, &mbuf);
+        // A frame of another device of this daemon was captured where it was sent.
+        if let Some(taps) = &self.output.taps
+            && (!self.link.in_process || verdict.text.is_some())
+        {
+            let frame = FrameRecord {
+                interface: self.output.interface,
+                direction: Direction::Inbound,
+                time: wall_time,
+                lacks_checksum: self.link.in_process && self.link.no_checksums,
+                comment: verdict.text.as_ref(),
+            };
+            taps.record_frame(&frame, &mbuf);
+        }
+        if verdict.is_lost {
+            cache.free(mbuf);
+            return None;
+        }
+        let payload = verdict.payload.as_ref();
+        if let Some(copy) = verdict.copy {
+            let due = now + verdict.hold + copy.late;
+            let change = copy.altered.zip(payload);
+            if let Some(second) = copy_frame(&mbuf, change, true, cache)
+                && let Err(rejected) = faults.held_in.hold(due, second, cache)
+            {
+                faults.note_overflow();
+                cache.free(rejected);
+            }
+        }
+        let must_copy = verdict.altered.is_some() || !verdict.hold.is_zero();
+        if must_copy
+            && let Some(copy) = copy_frame(&mbuf, verdict.altered.zip(payload), true, cache)
+        {
+            cache.free(std::mem::replace(&mut mbuf, copy));
+        }
+        if verdict.hold.is_zero() {
+            return Some(mbuf);
+        }
+        if let Err(rejected) = faults.held_in.hold(now + verdict.hold, mbuf, cache) {
+            faults.note_overflow();
+            cache.free(rejected);
+        }
+        None
     }
 
     /// Gives the queues back to a port that is being removed, and drops the frames that wait for them.

@@ -50,6 +50,12 @@ impl Worker {
                     port.output.taps = taps.clone();
                 }
             }
+            Command::SetFaults(faults) => {
+                for port in &mut connections.ports {
+                    port.set_faults(&faults, self.index);
+                }
+            }
+            Command::Stall(time) => std::thread::sleep(time),
             Command::AddClient {
                 client,
                 user,

@@ -105,6 +105,16 @@ impl Connections {
         self.outgoing_events.push_back(event);
     }
 
+    /// Reports the faults of plans so far, before the end of a connection that they may have caused.
+    pub(super) fn report_faults(&mut self) {
+        for port in &mut self.ports {
+            if let Some(marks) = port.take_fault_marks() {
+                self.outgoing_events
+                    .push_back(Event::FaultsInjected { marks });
+            }
+        }
+    }
+
     /// The resolutions of addresses, and what they use.
     pub(super) fn resolving(&mut self) -> (&mut Resolutions, ResolvingWorker<'_>) {
         let worker = ResolvingWorker {

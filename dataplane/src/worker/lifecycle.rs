@@ -185,6 +185,7 @@ impl Connections {
         }
         let qpn = queue_pair.rings.qpn;
         self.drops.count(DropReason::of_connect(&failure));
+        self.report_faults();
         self.post_event(Event::ConnectFailed {
             qpn,
             failure,
@@ -208,6 +209,7 @@ impl Connections {
         self.enter_state(slot, LifecycleState::Disconnected);
         let failure = ConnectFailure::Reset;
         self.drops.count(DropReason::of_connect(&failure));
+        self.report_faults();
         self.post_event(Event::ConnectFailed {
             qpn,
             failure,
@@ -495,6 +497,7 @@ impl Connections {
         // The phase before the end, with the Terminates of the end.
         let rdmap = protocol.info();
         let last = last.map(|last| Box::new(ConnectionSnapshot { rdmap, ..last }));
+        self.report_faults();
         self.post_event(Event::Disconnected {
             qpn,
             failure,

@@ -21,6 +21,7 @@ use super::histogram::{MessageLengths, RoundTripTimes};
 use super::new_port::NewPort;
 use super::shared_receive_queues::WorkerSrq;
 use super::slots::PendingSlot;
+use crate::datapath::wire_faults::{ActiveFault, FaultMark, WireFaultCounts};
 use crate::frame_taps::FrameTaps;
 use crate::ids::{AhId, ClientId, CmListenerId, CommandToken, CqId, Qpn, ResolutionId, SrqId};
 
@@ -208,6 +209,10 @@ pub struct MadToSend {
 pub enum Command {
     /// Records frames in these captures, and this trace, from now on.
     SetTaps(Option<FrameTaps>),
+    /// Lets these faults of plans happen from now on, and no others.
+    SetFaults(Arc<[ActiveFault]>),
+    /// Does nothing for this time, as a fault plan says.
+    Stall(Duration),
     /// Allows a client to have queue pairs in this worker.
     AddClient {
         /// Its number.
@@ -568,6 +573,11 @@ pub enum DisconnectReason {
 
 /// Worker to control thread.
 pub enum Event {
+    /// Faults of plans have happened to frames.
+    FaultsInjected {
+        /// The faults, by connection.
+        marks: Vec<FaultMark>,
+    },
     /// A message of the service ID resolution has arrived.
     Sidr {
         /// The device's place in the configuration.
@@ -827,6 +837,8 @@ pub struct PortStats {
     pub frames_refused: u64,
     /// Frames lost on purpose.
     pub frames_lost: u64,
+    /// Faults of plans.
+    pub faults: WireFaultCounts,
     /// Frames that the kernel sent through the port.
     pub host_frames_sent: u64,
     /// Frames between port and kernel, in either direction, dropped for lack of room.
@@ -843,6 +855,7 @@ impl PortStats {
         self.frames_linearized += other.frames_linearized;
         self.frames_refused += other.frames_refused;
         self.frames_lost += other.frames_lost;
+        self.faults.merge(&other.faults);
         self.host_frames_sent += other.host_frames_sent;
         self.host_frames_dropped += other.host_frames_dropped;
         self.tcp.merge(&other.tcp);

@@ -17,6 +17,7 @@ use siw_tcp::Events;
 use super::Worker;
 use super::conn_owner::ConnOwner;
 use super::connections::Connections;
+use super::messages::Event;
 use super::parked::Wait;
 use super::slots::QpSlot;
 use super::thresholds::THRESHOLDS;
@@ -41,11 +42,29 @@ impl Worker {
     #[inline]
     pub(super) fn receive(&mut self, now: Instant, port: usize) -> bool {
         let from = &mut self.connections.ports[port];
-        let has_frames = from.take_burst(&mut self.rx_batch);
+        let mut has_frames = from.take_burst(&mut self.rx_batch);
+        if from.output.faults.is_some() {
+            has_frames = self.impair_received(now, port);
+        }
+        let from = &self.connections.ports[port];
         let has_events = from.stack.has_events() || from.stack.has_port_mapper_events();
         // Copies of datagrams to groups that another worker received.
         let has_events = has_events || from.stack.has_roce_datagrams();
         (has_frames || has_events) && self.process_arrivals(now, port)
+    }
+
+    /// Lets the faults of a port happen to its burst, and reports them. Returns true if there are frames.
+    #[cold]
+    fn impair_received(&mut self, now: Instant, port: usize) -> bool {
+        let connections = &mut self.connections;
+        let wall_time = connections.clock.wall_time(now);
+        let from = &mut connections.ports[port];
+        let marks = from.impair_received(&mut self.rx_batch, &mut connections.cache, wall_time);
+        let has_others = !from.arrived.is_empty() || from.stack.has_host_frames();
+        if let Some(marks) = marks {
+            connections.post_event(Event::FaultsInjected { marks });
+        }
+        has_others || !self.rx_batch.is_empty()
     }
 
     /// Processes the burst and the other arrivals of a port. Returns true if there was anything.

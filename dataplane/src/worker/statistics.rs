@@ -108,6 +108,7 @@ impl Worker {
                     frames_linearized: port.output.frames_linearized,
                     frames_refused: port.output.frames_refused(),
                     frames_lost: port.output.frames_lost,
+                    faults: port.output.fault_counts(),
                     host_frames_sent: port.output.host_frames_sent,
                     host_frames_dropped: port.output.host_frames_dropped,
                     tcp: port.stack.stats(),

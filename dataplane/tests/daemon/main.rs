@@ -14,6 +14,7 @@ mod control_fuzz;
 mod device_changes;
 mod drops;
 mod exhausted_pool;
+mod fault_plans;
 mod flight_recorder;
 mod heap_accounts;
 mod host;

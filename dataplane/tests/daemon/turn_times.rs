@@ -451,6 +451,17 @@ fn answer_search(d: &Daemon) {
     }
 }
 
+/// Loads a plan of the most faults and nearly the longest text, which never happen.
+fn load_faults(ctx: &siw::Context) {
+    let fault = "[[fault]]\nkind = \"wire_drop\"\nprobability = 0\nuser = 0\n";
+    let comment = format!("# {}\n", "x".repeat(430));
+    let text = format!("{fault}{comment}").repeat(64);
+    assert!((30_000..m::MAX_PLAN_TEXT).contains(&text.len()));
+    let outcome = ctx.load_faults("turns", "turns.toml", &text, None).unwrap();
+    assert!(outcome.contains("\"faults\":64"), "{outcome}");
+    ctx.clear_faults("turns").unwrap();
+}
+
 /// Processor time of each kind of work in a daemon that serves requests of all kinds, of clients that
 /// hold much and of many clients.
 fn longest_times() -> BTreeMap<String, Duration> {
@@ -486,6 +497,7 @@ fn longest_times() -> BTreeMap<String, Duration> {
             reserved: 0,
         });
         a.ctx.stop_capture(traced.unwrap().0).unwrap();
+        load_faults(&a.ctx);
         end_connections(&d);
         answer_search(&d);
         // The end of a client that holds much is work of several turns.

@@ -574,3 +574,40 @@ fn the_kernels_routes_and_neighbours_are_siwds() {
     ping(&b, &a);
     assert!(near.stop().success() && far.stop().success());
 }
+
+/// A fault plan that would take frames of the kernel is refused.
+#[test]
+fn fault_plans_spare_the_frames_of_the_kernel() {
+    skip_if!(lacks_network());
+    let network = Network::new(1500);
+    let daemon = network.near.siwd(&near_config(""), &[]);
+    let load = |more: &str| {
+        let path = daemon.dir.path().join("plan.toml");
+        std::fs::write(&path, format!("[[fault]]\nkind = \"wire_drop\"\n{more}\n")).unwrap();
+        let out = std::process::Command::new(client_program("siwctl"))
+            .args(["fault", "load", path.to_str().unwrap(), "--name", more])
+            .arg("--socket")
+            .arg(&daemon.socket)
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&out.stderr).into_owned();
+        (out.status.success(), error)
+    };
+    for more in [
+        "probability = 0.1",
+        "device = \"siw0\"",
+        "direction = \"in\"",
+        "host = \"10.77.0.9\"",
+    ] {
+        let (is_loaded, error) = load(more);
+        assert!(!is_loaded, "{more}");
+        assert!(
+            error.contains(":2:8: siw0 shares its frames with the kernel"),
+            "{error}"
+        );
+    }
+    for more in ["direction = \"out\"", "port = 7174", "user = 0"] {
+        let (is_loaded, error) = load(more);
+        assert!(is_loaded, "{more}: {error}");
+    }
+}

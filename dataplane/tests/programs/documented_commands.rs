@@ -102,6 +102,16 @@ const SYMPTOMS: &[(&str, Rule)] = &[
     ),
     ("siwrun --self-test", Run),
     ("siwrun --faults list", Run),
+    ("siwctl fault plans", Run),
+    (
+        "siwctl fault load flaky-link",
+        As("siwctl fault load flaky-link && siwctl fault clear flaky-link"),
+    ),
+    ("siwctl fault show", Run),
+    (
+        "siwctl fault clear",
+        As("siwctl fault load lossy-link && siwctl fault clear"),
+    ),
     ("siwctl why LQPN", As("siwctl why $LQPN")),
     ("siwctl why --events LQPN", As("siwctl why --events $LQPN")),
     ("siwctl show ends", Run),

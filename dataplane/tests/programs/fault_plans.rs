@@ -54,6 +54,10 @@ fn a_wrong_plan_is_refused_before_the_program_starts() {
             "[[fault]]\nkind = \"post_send\"\nqp = 99999999\n",
             ":3:6: an integer between 1 and 16777215",
         ),
+        (
+            "[[fault]]\nkind = \"wire_drop\"\n",
+            ":2:8: a fault of kind wire_drop happens in siwd: load the plan with siwctl fault load",
+        ),
         ("[[fault]\n", ":1:"),
     ];
     let refuse = |plan: &str, message: &str| {

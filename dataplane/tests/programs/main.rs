@@ -37,3 +37,4 @@ mod socket_servers;
 mod unmodified_objects;
 mod verbs_linking;
 mod verbs_programs;
+mod wire_fault_plans;

@@ -15,7 +15,7 @@ use crate::base::retransmissions::RetransmissionCause;
 use crate::base::sequence::SeqNr;
 use crate::base::stats::TcpStats;
 use crate::base::timer_wheel::TimerWheel;
-use crate::config::{StackConfig, TcpConfig, check_tcp_config, held_in};
+use crate::config::{StackConfig, TcpConfig, TsoLimits, check_tcp_config, held_in};
 use crate::congestion::window::initial_window;
 use crate::connection::closing_list::ClosingLists;
 use crate::connection::held_buffers::HeldBuffers;
@@ -74,6 +74,8 @@ pub(crate) struct SharedState {
     /// ACKs that precede all other output of their connections.
     pub early_acks: VecDeque<EarlyAck>,
     pub tso_watch: TsoWatch,
+    /// TSO of the configuration while it is paused.
+    pub paused_tso: Option<TsoLimits>,
     /// Connections that may be evicted when the stack is full.
     pub closing: ClosingLists,
     pub side_table: SideTable,
@@ -240,6 +242,7 @@ impl SharedState {
             listeners: Listeners::default(),
             early_acks: VecDeque::new(),
             tso_watch: TsoWatch::default(),
+            paused_tso: None,
             closing: ClosingLists::new(),
             side_table: SideTable::default(),
             stalled: StalledFlows::default(),
@@ -361,9 +364,19 @@ impl SharedState {
 
     /// Sends single segments from now on. Returns false if it did so before.
     pub(crate) fn stop_tso(&mut self) -> bool {
-        let was_on = self.config.tso.take().is_some();
+        let paused = self.paused_tso.take();
+        let was_on = self.config.tso.take().or(paused).is_some();
         self.stats.tso_stopped += u64::from(was_on);
         was_on
+    }
+
+    /// Sends single segments while `is_paused`.
+    pub(crate) fn pause_tso(&mut self, is_paused: bool) {
+        if is_paused {
+            self.paused_tso = self.config.tso.take().or(self.paused_tso.take());
+        } else if let Some(limits) = self.paused_tso.take() {
+            self.config.tso = Some(limits);
+        }
     }
 
     /// Returns the initial sequence number of RFC 6528: M + F(four-tuple, secret), where M is a

@@ -499,6 +499,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.stop_tso()
     }
 
+    /// Sends single segments while `is_paused`, and super-segments again after that if it did before.
+    pub fn pause_tso(&mut self, is_paused: bool) {
+        self.shared.pause_tso(is_paused);
+    }
+
     /// Returns whether TSO was stopped since the last call: super-segments did not arrive, while single
     /// segments did.
     #[inline]

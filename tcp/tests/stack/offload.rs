@@ -94,6 +94,26 @@ fn a_port_that_loses_super_segments_stops_tso() {
 }
 
 #[test]
+fn tso_pauses_and_goes_on() {
+    let link = Impairment::perfect(micros(50));
+    let transfer = |pauses: &[bool]| {
+        let mut transfer = Transfer::new(9, configs().map(with_tso), [link; 2], [3_000_000, 0]);
+        for is_paused in pauses {
+            transfer.net.hosts[0].pause_tso(*is_paused);
+        }
+        transfer.connect(false);
+        assert!(transfer.run(std::time::Duration::from_secs(20)));
+        let stats = transfer.net.hosts[0].stats();
+        assert_eq!(stats.tcp.tso_stopped, 0);
+        stats.tcp.tso_frames
+    };
+    assert_eq!(transfer(&[true]), 0);
+    assert_eq!(transfer(&[true, true]), 0);
+    assert!(transfer(&[true, true, false]) > 50);
+    assert!(transfer(&[false]) > 50);
+}
+
+#[test]
 fn losses_and_outages_of_a_path_do_not_stop_tso() {
     for (loss, period_ms) in [(0.05, 0), (0.2, 0), (0.0, 100), (0.0, 300), (0.05, 150)] {
         let mut link = Impairment::perfect(micros(50));

@@ -7,6 +7,7 @@ mod cdi;
 mod config;
 mod connections;
 mod doctor;
+mod fault;
 mod metrics;
 mod monitor;
 mod objects;
@@ -63,6 +64,9 @@ enum Command {
     /// Capture frames of the running siwd
     #[command(subcommand)]
     Capture(capture::CaptureCommand),
+    /// Inject faults on purpose: lost, late, repeated or damaged frames, stalls, the end of siwd
+    #[command(subcommand)]
+    Fault(fault::FaultCommand),
     /// The next frames and turns of queue pairs: the counters that each moved, and the reasons of its drops
     Trace(trace::TraceArgs),
     /// Change limits of the running siwd
@@ -246,6 +250,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
         }
         Command::Report(args) => return report::run(socket, args),
         Command::Cdi(args) => return cdi::run(socket, args),
+        Command::Fault(fault::FaultCommand::Plans) => return Ok(fault::plans(json)),
         _ => {}
     }
     let daemon = siw::Context::open(socket)?;
@@ -266,6 +271,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
             Ok(String::new())
         }
         Command::Capture(command) => capture::run(&daemon, command, json),
+        Command::Fault(command) => fault::run(&daemon, command, json),
         Command::Trace(args) => trace::run(&daemon, args, json).map(|()| String::new()),
         Command::Limits(LimitsCommand::Set { key, value }) => {
             reload::describe_outcome(&daemon.set_limit(key, value)?, json)

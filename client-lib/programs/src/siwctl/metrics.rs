@@ -385,6 +385,22 @@ fn families(stats: &Value, most_clients: usize) -> Families {
                 value,
             );
         }
+        for (kind, value) in device["faults"].as_object().into_iter().flatten() {
+            // A series for each kind would be noise on devices without plans.
+            let value = value.as_f64().unwrap_or(0.0);
+            if value == 0.0 {
+                continue;
+            }
+            let mut labels = labels();
+            labels.push(("kind", kind.clone()));
+            all.add(
+                "device_injected_faults",
+                "Faults that fault plans have injected on purpose",
+                Kind::Counter,
+                labels,
+                value,
+            );
+        }
         for (mib, value) in device["mib"].as_object().into_iter().flatten() {
             let kind = if mib == "TcpCurrEstab" {
                 Kind::Gauge
@@ -400,6 +416,27 @@ fn families(stats: &Value, most_clients: usize) -> Families {
                 value.as_f64().unwrap_or(0.0),
             );
         }
+    }
+    if let Some(plans) = stats["fault_plans"].as_f64() {
+        let help = "Loaded fault plans: faults are injected on purpose";
+        all.add("fault_plans", help, Kind::Gauge, Vec::new(), plans);
+    }
+    for fault in rows(stats, "faults") {
+        let text = |key: &str| match &fault[key] {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        all.add(
+            "fault_injected",
+            "Number of times that a fault of a loaded plan was injected",
+            Kind::Counter,
+            vec![
+                ("plan", text("plan")),
+                ("fault", text("fault")),
+                ("kind", text("kind")),
+            ],
+            fault["injected"].as_f64().unwrap_or(0.0),
+        );
     }
     for (number, worker) in rows(stats, "workers").iter().enumerate() {
         let labels = || vec![("worker", number.to_string())];

@@ -19,13 +19,14 @@ pub struct ReportArgs {
 }
 
 /// Lists in the archive. Memory regions are counted only: their keys give access to memory.
-const LISTS: [(&str, ObjectList); 6] = [
+const LISTS: [(&str, ObjectList); 7] = [
     ("clients", ObjectList::Clients),
     ("queue-pairs", ObjectList::QueuePairs),
     ("completion-queues", ObjectList::CompletionQueues),
     ("cm-ids", ObjectList::CmIds),
     ("connections", ObjectList::Connections),
     ("ends", ObjectList::Ends),
+    ("faults", ObjectList::Faults),
 ];
 
 /// Files of the kernel in the archive.

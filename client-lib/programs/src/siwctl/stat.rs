@@ -56,9 +56,19 @@ pub fn run(daemon: &siw::Context, args: &StatArgs, as_json: bool) -> anyhow::Res
         all["clients"] = stats["clients"].clone();
         all["users"] = stats["users"].clone();
         all["control"] = stats["control"].clone();
+        all["faults"] = stats["faults"].clone();
         return Ok(format!("{all}\n"));
     }
-    Ok(as_text(&devices, &workers, args.all) + &registered_text(&stats))
+    let text = as_text(&devices, &workers, args.all) + &registered_text(&stats);
+    Ok(text + &plans_text(&stats))
+}
+
+/// A warning while there are fault plans.
+fn plans_text(stats: &Value) -> String {
+    match stats["fault_plans"].as_u64().unwrap_or(0) {
+        0 => String::new(),
+        plans => format!("fault plans: {plans} loaded (siwctl fault show)\n"),
+    }
 }
 
 /// Output for a user who is not an operator: usage and quotas of the user's own clients.
@@ -115,6 +125,9 @@ fn registered_text(stats: &Value) -> String {
 /// Frame counters of a device, in addition to TCP's counters.
 const FRAME_COUNTERS: [&str; 4] = ["rx_frames", "tx_frames", "tx_linearized", "tx_refused"];
 
+/// Beginning of the names of faults that plans inject.
+const INJECTED: &str = "injected_";
+
 /// Counters and link state of a device.
 struct DeviceCounters {
     name: String,
@@ -135,10 +148,18 @@ fn devices(stats: &Value, args: &StatArgs) -> anyhow::Result<Vec<DeviceCounters>
         }
         let of = |value: &Value, key: &str| match key {
             key if FRAME_COUNTERS.contains(&key) => value[key].as_u64(),
-            _ => value["mib"][key].as_u64(),
+            key => match key.strip_prefix(INJECTED) {
+                Some(kind) => value["faults"][kind].as_u64(),
+                None => value["mib"][key].as_u64(),
+            },
         };
-        let mib = total["mib"].as_object().into_iter().flat_map(Map::keys);
-        let keys = FRAME_COUNTERS.into_iter().chain(mib.map(String::as_str));
+        let keys_of = |part: &str| total[part].as_object().into_iter().flat_map(Map::keys);
+        let faults: Vec<_> = keys_of("faults")
+            .map(|kind| format!("{INJECTED}{kind}"))
+            .collect();
+        let keys = FRAME_COUNTERS.into_iter();
+        let keys = keys.chain(faults.iter().map(String::as_str));
+        let keys = keys.chain(keys_of("mib").map(String::as_str));
         let keys = keys.filter(|key| args.wants(key));
         let rows = keys.map(|key| {
             let each = rows(stats, "workers").iter().map(|worker| {

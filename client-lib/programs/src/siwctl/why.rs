@@ -35,7 +35,7 @@ pub fn end_text(row: &Value) -> String {
 }
 
 /// Time since an event, such as `12.3s ago`.
-fn age(time: f64) -> String {
+pub fn age(time: f64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let seconds = (now.map_or(0.0, |now| now.as_secs_f64()) - time).max(0.0);
     match seconds {
@@ -177,6 +177,7 @@ fn describe_recording(recording: &Value, events: &[Value], end: Option<&Value>) 
             sentences.push(describe_last_connection(&recording["last_connection"]));
         }
     }
+    sentences.extend(describe_faults(&recording["injected_faults"]));
     for name in ["QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR"] {
         if let Some(event) = latest(name) {
             let when = age(time(&event["time"]));
@@ -198,6 +199,21 @@ fn describe_recording(recording: &Value, events: &[Value], end: Option<&Value>) 
         sentences.push(format!("It was destroyed {when}: {reason}."));
     }
     sentences
+}
+
+/// Faults that plans have injected, which may be the cause of everything else.
+fn describe_faults(faults: &Value) -> Option<String> {
+    let faults = faults.as_array().filter(|faults| !faults.is_empty())?;
+    let words = faults.iter().map(|fault| {
+        let text = printable(fault["fault"].as_str().unwrap_or_default());
+        let last = age(fault["time"].as_f64().unwrap_or(0.0));
+        format!("{text} ({} times, last {last})", fault["count"])
+    });
+    let words: Vec<_> = words.collect();
+    Some(format!(
+        "Faults were injected on purpose, and may be the cause: {}.",
+        words.join("; ")
+    ))
 }
 
 /// Numbers of TCP, and errors of RDMAP, at the end of a connection.

@@ -18,6 +18,7 @@ use siw_sysfs::DeviceWriter;
 use toml::Spanned;
 
 use super::captures::Captures;
+use super::faults::FaultPlans;
 use super::reload::Configuration;
 use super::routes;
 use super::runtime_changes::RuntimeChanges;
@@ -346,6 +347,7 @@ impl Drop for DeviceChanges {
 pub(in crate::control) struct ChangedParts<'a> {
     pub configuration: &'a mut Configuration,
     pub captures: &'a mut Captures,
+    pub faults: &'a mut FaultPlans,
     pub connections: &'a mut Connections,
     pub links: &'a mut LinkMonitor,
     pub memory: &'a mut Memory,
@@ -679,6 +681,7 @@ fn take_over(
     parts
         .captures
         .add_device(&mut context.workers, index, &name);
+    parts.faults.on_device_added(&mut context.workers);
     parts.connections.add_device(context, index);
     let monitored = parts.routes.add(index, device.route_interface);
     let monitored = monitored.and_then(|monitor| match monitor {

@@ -3,9 +3,10 @@
 //! its connection. Frames and work requests are not recorded, so the data path does nothing for it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use siw_heap::ALLOCATION;
 use siw_shm::control::messages as m;
 use siw_shm::control::{QpState, Request};
@@ -19,6 +20,8 @@ const MOST_ENDED_BYTES: usize = 16 << 20;
 /// The same of one user, so that a user with many does not displace those of others.
 const MOST_ENDED_OF_USER: usize = 256;
 const MOST_ENDED_BYTES_OF_USER: usize = 4 << 20;
+/// Faults of plans that are counted by themselves for each queue pair.
+const MOST_FAULTS: usize = 16;
 /// Longest description of an event, in bytes.
 const MOST_DETAIL: usize = 200;
 
@@ -52,6 +55,21 @@ pub(in crate::control) struct NewEvent<'a> {
     pub refused: bool,
 }
 
+/// A fault that plans have injected into the connections of a queue pair.
+#[derive(Debug, Serialize)]
+pub(in crate::control) struct InjectedFault {
+    /// The fault, its plan and its kind.
+    #[serde(serialize_with = "serialize_text")]
+    pub fault: Arc<str>,
+    pub count: u64,
+    /// Time of the last one, seconds since 1970.
+    pub time: f64,
+}
+
+fn serialize_text<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(text)
+}
+
 /// Owner of a queue pair, as the recorder names it.
 #[derive(Debug, Clone)]
 pub(in crate::control) struct Owner {
@@ -72,6 +90,8 @@ pub(in crate::control) struct Recording {
     pub events: VecDeque<RecordedEvent>,
     /// Number of older events, which are not kept.
     pub dropped: u64,
+    /// Faults of plans, at most [`MOST_FAULTS`].
+    pub injected: Vec<InjectedFault>,
     /// State of the latest connection at its end.
     pub last_connection: Option<Box<ConnectionSnapshot>>,
     detail_bytes: usize,
@@ -86,6 +106,7 @@ impl Recording {
             ended: None,
             events: VecDeque::new(),
             dropped: 0,
+            injected: Vec::new(),
             last_connection: None,
             detail_bytes: 0,
         }
@@ -124,6 +145,7 @@ impl Recording {
         let snapshot = self.last_connection.as_ref();
         self.events.capacity() * size_of::<RecordedEvent>()
             + self.detail_bytes
+            + self.injected.capacity() * size_of::<InjectedFault>()
             + self.owner.name.len()
             + snapshot.map_or(0, |_| size_of::<ConnectionSnapshot>() + ALLOCATION)
             + 2 * ALLOCATION
@@ -193,6 +215,42 @@ impl FlightRecorder {
         event: &NewEvent<'_>,
     ) -> Option<(ClientId, usize, usize)> {
         self.change(qpn, |recording| recording.add(most, event))
+    }
+
+    /// Returns true if a queue pair that is recorded has not had this fault of a plan yet, and has room for it.
+    pub fn is_new_fault(&self, qpn: Qpn, fault: &Arc<str>) -> bool {
+        self.live.get(&qpn).is_some_and(|recording| {
+            let injected = &recording.injected;
+            injected.len() < MOST_FAULTS && !injected.iter().any(|known| known.fault == *fault)
+        })
+    }
+
+    /// Returns true if plans have injected faults into the connections of a queue pair.
+    pub fn has_faults(&self, qpn: Qpn) -> bool {
+        let recording = self.live.get(&qpn);
+        recording.is_some_and(|recording| !recording.injected.is_empty())
+    }
+
+    /// Counts a fault that a plan has injected; returns as [`Self::record`].
+    pub fn record_fault(
+        &mut self,
+        qpn: Qpn,
+        fault: &Arc<str>,
+        count: u64,
+    ) -> Option<(ClientId, usize, usize)> {
+        self.change(qpn, |recording| {
+            let injected = &mut recording.injected;
+            if let Some(known) = injected.iter_mut().find(|known| known.fault == *fault) {
+                known.count += count;
+                known.time = now();
+            } else if injected.len() < MOST_FAULTS {
+                injected.push(InjectedFault {
+                    fault: fault.clone(),
+                    count,
+                    time: now(),
+                });
+            }
+        })
     }
 
     /// Keeps the state of a connection at its end; returns as [`Self::record`].

@@ -17,6 +17,7 @@ use siw_shm::control::messages as m;
 use siw_shm::control::messages::{LIST_TEXT, ListPosition, ListReply, ObjectList};
 
 use super::captures::Captures;
+use super::faults::FaultPlans;
 use super::reload::Configuration;
 use super::runtime_changes::running_config;
 use super::statistics::client_json;
@@ -77,6 +78,7 @@ pub(in crate::control) struct ListedParts<'a> {
     pub memory: &'a Memory,
     pub listeners: &'a Listeners,
     pub captures: &'a Captures,
+    pub faults: &'a FaultPlans,
     pub configuration: &'a Configuration,
     pub routes: &'a RouteFollower,
 }
@@ -109,6 +111,7 @@ pub(in crate::control) fn list_objects(
         memory,
         listeners,
         captures,
+        faults,
         configuration,
         routes,
     } = parts;
@@ -128,7 +131,11 @@ pub(in crate::control) fn list_objects(
         ObjectList::Recording => add_recording(&mut page, context, viewer),
         ObjectList::Captures => {
             viewer.require_operator("see captures")?;
-            add_captures(&mut page, captures)
+            add_numbered(&mut page, captures.rows())
+        }
+        ObjectList::Faults => {
+            viewer.require_operator("see fault plans")?;
+            add_numbered(&mut page, faults.rows())
         }
         ObjectList::Configuration => {
             viewer.require_operator("export the configuration")?;
@@ -495,6 +502,7 @@ fn add_recording(page: &mut Page, context: &Context, viewer: Viewer) -> bool {
         "created": recording.created,
         "ended": recording.ended,
         "events_dropped": recording.dropped,
+        "injected_faults": recording.injected.iter().collect::<Vec<_>>(),
         "last_connection": connection.map(|last| connection_json(context, None, last)),
     });
     if major == 0 && !page.add(ListPosition { major: 1, minor }, &head) {
@@ -509,10 +517,10 @@ fn add_recording(page: &mut Page, context: &Context, viewer: Viewer) -> bool {
     })
 }
 
-/// Adds captures. Returns true after the last one.
-fn add_captures(page: &mut Page, captures: &Captures) -> bool {
+/// Adds the rows of a short list, by their places. Returns true after the last one.
+fn add_numbered(page: &mut Page, rows: impl Iterator<Item = Value>) -> bool {
     let after = page.reply.next.major;
-    let mut rows = captures.rows().zip(1..).skip(after as usize);
+    let mut rows = rows.zip(1..).skip(after as usize);
     rows.all(|(row, major)| page.add(ListPosition { major, minor: 0 }, &row))
 }
 

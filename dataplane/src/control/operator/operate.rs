@@ -105,6 +105,12 @@ fn perform(
                 .captures
                 .stop(&mut context.workers, request.target)?;
         }
+        OperatorAction::ClearFaults => {
+            viewer.require_operator("clear fault plans")?;
+            let name = request.text.to_text();
+            let outcome = changed.faults.clear(&mut context.workers, &name)?;
+            return Ok(Done::With(outcome));
+        }
         OperatorAction::AddDevice => {
             viewer.require_operator("add devices")?;
             let name = request.text.to_text();

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use siw_shm::control::messages as m;
 
 use super::counter_files::sum_of_device;
+use super::faults::FaultPlans;
 use super::pieced_text::PiecedText;
 use crate::control::account::quotas::Quota;
 use crate::control::context::Context;
@@ -12,6 +13,7 @@ use crate::control::request::deferred::{Deferred, Then};
 use crate::control::request::replies::{Outcome, Served, send_reply};
 use crate::control::resources::{Client, Resources};
 use crate::datapath::loss::{CONFIGURED_LOSS, MEANING_OF_LOSS};
+use crate::datapath::wire_faults::{INJECTED_LOSS, MEANING_OF_INJECTED_LOSS};
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::drop_reasons::DropCounts;
 use crate::worker::histogram::Histogram;
@@ -93,6 +95,7 @@ impl Statistics {
         &mut self,
         context: &mut Context,
         listeners: usize,
+        faults: &FaultPlans,
         id: ClientId,
     ) -> Served {
         let listed = |device: &usize| !context.devices.views[*device].is_deleted;
@@ -105,6 +108,8 @@ impl Statistics {
             "settings": settings,
             "control": { "longest_ns": context.times.to_json() },
             "listeners": listeners,
+            "fault_plans": faults.count(),
+            "faults": faults.rows().collect::<Vec<_>>(),
         })
         .to_string();
         // Without its closing brace.
@@ -252,6 +257,7 @@ fn worker_json(context: &Context, worker: &WorkerStats) -> serde_json::Value {
                 "tx_linearized": port.frames_linearized,
                 "tx_refused": port.frames_refused,
                 "tx_lost": port.frames_lost,
+                "faults": counter_map(port.faults.iter()),
                 "host_tx": port.host_frames_sent,
                 "host_dropped": port.host_frames_dropped,
                 "tcp": counter_map(port.tcp.iter()),
@@ -314,6 +320,7 @@ fn device_json(context: &Context, number: usize) -> serde_json::Value {
         "tx_linearized": sum.frames_linearized,
         "tx_refused": sum.frames_refused,
         "tx_lost": sum.frames_lost,
+        "faults": counter_map(sum.faults.iter()),
         "mib": counter_map(sum.tcp.mib_counters()),
     })
 }
@@ -333,6 +340,7 @@ fn device_drops(context: &Context, number: usize) -> Vec<serde_json::Value> {
             sum.host_frames_dropped,
         ),
         (CONFIGURED_LOSS, MEANING_OF_LOSS, sum.frames_lost),
+        (INJECTED_LOSS, MEANING_OF_INJECTED_LOSS, sum.faults.lost),
     ];
     let tcp = sum.tcp.drops();
     let tcp = tcp.map(|(name, count)| (name, siw_tcp::StackStats::meaning_of(name), count));

@@ -44,6 +44,8 @@ numbered! {
         Recording = 11,
         /// The running configuration in TOML, line by line (`text`), for operators.
         Configuration = 12,
+        /// The faults of loaded plans, with the numbers of times that they happened, for operators.
+        Faults = 13,
     }
 }
 
@@ -113,6 +115,9 @@ numbered! {
         AddDevice = 10,
         /// Removes the device with the index `target`. If programs use it, `text` has to be [`FORCE`].
         RemoveDevice = 11,
+        /// Ends the fault plan with the name `text`, or without a text all of them. The reply has the number of
+        /// faults that each has injected, as JSON.
+        ClearFaults = 12,
     }
 }
 
@@ -212,4 +217,31 @@ pub struct StartTrace {
     /// Number of records after which the trace ends.
     pub records: u32,
     pub reserved: u32,
+}
+
+/// Longest text of a fault plan in bytes.
+pub const MAX_PLAN_TEXT: usize = 32 << 10;
+
+/// Bytes of a fault plan in one [`LoadFaults`].
+pub const PLAN_PART: usize = 2560;
+
+/// A part of a fault plan, from its beginning on; the last part loads the plan. The reply to that has the outcome as
+/// JSON: the `plan`, or an `error` if nothing was loaded. For operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct LoadFaults {
+    /// Bytes of the whole text, at most [`MAX_PLAN_TEXT`].
+    pub total: u32,
+    /// Place of this part in the text.
+    pub offset: u32,
+    /// Bytes used in `text`.
+    pub len: u32,
+    /// 1: `seed` takes precedence over that of the plan.
+    pub has_seed: u32,
+    pub seed: u64,
+    /// Name of the plan.
+    pub name: Text<64>,
+    /// Its file, for messages.
+    pub path: Text<256>,
+    pub text: [u8; PLAN_PART],
 }

@@ -197,6 +197,7 @@ macro_rules! for_each_message {
             61 Operate -> OperateReply;
             62 StartCapture -> IdReply;
             63 StartTrace -> IdReply;
+            64 LoadFaults -> OperateReply;
         }
     };
 }
@@ -243,5 +244,6 @@ const _: () = assert!(size_of::<RegMemory>() + size_of::<Header>() <= MAX_PACKET
 const _: () = assert!(size_of::<StatsReply>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<ListReply>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<OperateReply>() + size_of::<Header>() <= MAX_PACKET);
+const _: () = assert!(size_of::<LoadFaults>() == 2904);
 const _: () = assert!(size_of::<StartCapture>() == 56 && size_of::<StartTrace>() == 64);
 const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEventMessage>() == 736);

@@ -5,7 +5,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 use serde::Serialize;
 use siw_faults::{
-    BuiltIn, COUNTS_VARIABLE, PLAN_VARIABLE, Plan, PlanError, SEED_VARIABLE, built_in_plans,
+    BuiltIn, COUNTS_VARIABLE, PLAN_VARIABLE, Place, Plan, PlanError, SEED_VARIABLE, built_in_plans,
 };
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -59,7 +59,7 @@ struct FaultReport<'a> {
 
 /// Prints the built-in plans with their descriptions.
 pub fn list_plans() {
-    for plan in built_in_plans() {
+    for plan in built_in_plans(Place::Program) {
         println!("{:<22}{}", plan.name, BuiltIn::description(&plan));
     }
 }
@@ -86,9 +86,9 @@ impl PlannedFaults {
         let text = name
             .to_str()
             .ok_or_else(|| FaultsError::Name(name.to_owned()))?;
-        let mut plan = Plan::find(text)?;
+        let mut plan = Plan::find(text, Place::Program)?;
         plan.seed = seed.unwrap_or(plan.seed);
-        let is_built_in = built_in_plans().any(|built_in| built_in.name == text);
+        let is_built_in = built_in_plans(Place::Program).any(|built_in| built_in.name == text);
         // The program may change its working folder.
         let path = std::path::absolute(text).unwrap_or_else(|_| PathBuf::from(text));
         let name = match is_built_in {
