@@ -51,6 +51,8 @@ fn dispatch(event: RdmaCmEvent) {
             return dispatch_request(PeerRequest::Service(request));
         }
         RdmaCmEvent::ServiceReply(reply) => return dispatch_service_reply(reply),
+        // No identifier asks for connections in streaming mode.
+        RdmaCmEvent::StreamOpened(_) | RdmaCmEvent::StreamReady { .. } => return,
     };
     let (kind, info) = match event {
         CmEvent::ConnectRequest(request) => {
