@@ -283,11 +283,23 @@ impl StreamingConnection {
         }
     }
 
+    /// The error of a call on a connection that the daemon does not know any more: the reason of its end, if
+    /// no call has returned it yet.
+    fn name_end(&mut self, error: Error) -> Error {
+        if error.errno() != libc::ENOTCONN {
+            return error;
+        }
+        match self.take_events() {
+            Ok(()) => error,
+            Err(end) => end,
+        }
+    }
+
     /// Sends as many of the bytes as TCP takes at once; None if it takes none.
     ///
     /// # Errors
-    /// [`Error::Refused`] with ENOTCONN (the connection has ended) or EPIPE
-    /// ([`Self::close_sending`] was called).
+    /// [`Error::Refused`] with ECONNRESET or ETIMEDOUT (the connection has ended; later calls: ENOTCONN), or
+    /// EPIPE ([`Self::close_sending`] was called).
     pub fn try_send(&mut self, bytes: &[u8]) -> Result<Option<usize>, Error> {
         if bytes.is_empty() {
             return Ok(Some(0));
@@ -300,7 +312,8 @@ impl StreamingConnection {
             bytes: [0; STREAM_BYTES],
         };
         request.bytes[..len].copy_from_slice(&bytes[..len]);
-        let (reply, _) = self.ctx.call_daemon(&request)?;
+        let called = self.ctx.call_daemon(&request);
+        let (reply, _) = called.map_err(|error| self.name_end(error))?;
         Ok((reply.len > 0).then_some(reply.len as usize))
     }
 
@@ -308,17 +321,18 @@ impl StreamingConnection {
     /// none.
     ///
     /// # Errors
-    /// [`Error::Refused`] with ENOTCONN: the connection has ended.
+    /// [`Error::Refused`] with ECONNRESET or ETIMEDOUT: the connection has ended; later calls: ENOTCONN.
     pub fn try_receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
         if buffer.is_empty() {
             return Ok(Some(0));
         }
         self.events()?;
         let len = buffer.len().min(STREAM_BYTES);
-        let (reply, _) = self.ctx.call_daemon(&ReceiveStream {
+        let called = self.ctx.call_daemon(&ReceiveStream {
             stream: self.number,
             len: len as u32,
-        })?;
+        });
+        let (reply, _) = called.map_err(|error| self.name_end(error))?;
         let received = reply.bytes.get(..reply.len as usize).unwrap_or(&[]);
         let received = &received[..received.len().min(len)];
         buffer[..received.len()].copy_from_slice(received);
@@ -329,8 +343,7 @@ impl StreamingConnection {
     /// Sends all bytes.
     ///
     /// # Errors
-    /// As of [`Self::try_send`], ECONNRESET or ETIMEDOUT (the connection has ended), or
-    /// [`Error::Timeout`]: some of the bytes may have been sent.
+    /// As of [`Self::try_send`], or [`Error::Timeout`]: some of the bytes may have been sent.
     pub fn send_all(&mut self, bytes: &[u8], timeout: Option<Duration>) -> Result<(), Error> {
         let deadline = Deadline::after(timeout);
         let mut rest = bytes;
@@ -346,8 +359,7 @@ impl StreamingConnection {
     /// Waits for bytes and reads at most `buffer.len()` of them; 0: the peer has closed its direction.
     ///
     /// # Errors
-    /// As of [`Self::try_receive`], ECONNRESET or ETIMEDOUT (the connection has ended), or
-    /// [`Error::Timeout`].
+    /// As of [`Self::try_receive`], or [`Error::Timeout`].
     pub fn receive(
         &mut self,
         buffer: &mut [u8],
