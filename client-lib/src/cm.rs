@@ -3,13 +3,16 @@
 
 use crate::context::ClientInner;
 use crate::high_descriptors::KeptDescriptor;
-use crate::{CmBinding, Context, Error, Failed, Qp, ServiceReply, ServiceRequest};
+use crate::streaming::{check_feature, to_milliseconds};
+use crate::{
+    CmBinding, Context, Error, Failed, Qp, ServiceReply, ServiceRequest, StreamingConnection,
+};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use siw_shm::control::{
     self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CM_HOLD_DISCONNECTS, CM_OMIT_CANCELLATIONS,
     CM_REPORT_REMOVALS, CmEventKind, ConnParams, Connect, ControlSocket, CreateCmChannel,
-    DestroyCmChannel, KIND_CM_EVENT, Listen, MigrateCm, MpaOptions, PrivateData, ProtoError,
-    Reject, UNLISTEN_KEEP_REQUESTS, Unlisten,
+    DestroyCmChannel, KIND_CM_EVENT, LISTEN_STREAMING, Listen, MigrateCm, MpaOptions, PrivateData,
+    ProtoError, Reject, UNLISTEN_KEEP_REQUESTS, Unlisten,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -155,6 +158,17 @@ pub enum RdmaCmEvent {
     ServiceRequest(ServiceRequest),
     /// A datagram service has answered, or not in time.
     ServiceReply(ServiceReply),
+    /// A connection is in streaming mode: one of a peer to a listener with
+    /// [`ListenOptions::streaming`].
+    StreamOpened(StreamingConnection),
+    /// A call on a connection in streaming mode is to be repeated, or the connection has ended (`errno`);
+    /// [`StreamingConnection`] takes these from a channel of its own.
+    StreamReady {
+        /// Number of the connection.
+        stream: u32,
+        /// Reason of its end.
+        info: ConnectionInfo,
+    },
 }
 
 impl RdmaCmEvent {
@@ -164,7 +178,9 @@ impl RdmaCmEvent {
             RdmaCmEvent::AddressResolved(_)
             | RdmaCmEvent::AddressError(_)
             | RdmaCmEvent::ServiceRequest(_)
-            | RdmaCmEvent::ServiceReply(_) => None,
+            | RdmaCmEvent::ServiceReply(_)
+            | RdmaCmEvent::StreamOpened(_)
+            | RdmaCmEvent::StreamReady { .. } => None,
         }
     }
 }
@@ -324,6 +340,18 @@ impl CmChannel {
                     qkey: message.qkey,
                 }));
             }
+            CmEventKind::StreamOpened => {
+                return Ok(RdmaCmEvent::StreamOpened(StreamingConnection::new(
+                    self.ctx.clone(),
+                    message.request,
+                    message.device,
+                    info,
+                )));
+            }
+            CmEventKind::StreamReady => {
+                let stream = message.request;
+                return Ok(RdmaCmEvent::StreamReady { stream, info });
+            }
             CmEventKind::ConnectRequest => CmEvent::ConnectRequest(ConnectionRequest {
                 ctx: self.ctx.clone(),
                 id: message.request,
@@ -362,15 +390,13 @@ impl Qp {
             qp_num: self.qp_num(),
             device: options.device_index(),
             cm_channel: channel.id(),
-            timeout_ms: options.timeout.map_or(0, |timeout| {
-                u32::try_from(timeout.as_millis())
-                    .unwrap_or(u32::MAX)
-                    .max(1)
-            }),
+            timeout_ms: to_milliseconds(options.timeout),
             cookie: options.cookie,
             dst: dst.into(),
             src: options.src.map_or(Addr::NONE, Addr::from),
             params: options.to_conn_params()?,
+            stream: 0,
+            reserved: 0,
         })?;
         Ok(())
     }
@@ -437,6 +463,9 @@ pub struct ListenOptions {
     pub terminate: Option<TerminateOrder>,
     /// Streams that place payload received beyond a gap.
     pub out_of_order: Option<OutOfOrder>,
+    /// Connections begin in streaming mode: each is an event [`RdmaCmEvent::StreamOpened`]. It counts for
+    /// `backlog` until it ends or is accepted.
+    pub streaming: bool,
 }
 
 /// The order of layer and type in the first octet of a Terminate (RFC 5040 section 4.8).
@@ -532,13 +561,6 @@ impl ListenOptions {
     }
 
     fn to_mpa_options(self) -> MpaOptions {
-        let ms = |duration: Option<Duration>| {
-            duration.map_or(0, |duration| {
-                u32::try_from(duration.as_millis())
-                    .unwrap_or(u32::MAX)
-                    .max(1)
-            })
-        };
         MpaOptions {
             crc: self.crc.map_or(BY_DEVICE, u8::from),
             mpa_rev: self.mpa_rev.unwrap_or(BY_DEVICE),
@@ -548,8 +570,8 @@ impl ListenOptions {
             }),
             max_ird: self.max_ird.unwrap_or(u16::MAX),
             max_ord: self.max_ord.unwrap_or(u16::MAX),
-            request_timeout_ms: ms(self.request_timeout),
-            accept_timeout_ms: ms(self.accept_timeout),
+            request_timeout_ms: to_milliseconds(self.request_timeout),
+            accept_timeout_ms: to_milliseconds(self.accept_timeout),
             private_data: self.max_private_data.unwrap_or(u16::MAX),
             terminate: self.terminate.map_or(BY_DEVICE, |duration| duration as u8),
             out_of_order: self.out_of_order.map_or(BY_DEVICE, |policy| policy as u8),
@@ -624,6 +646,9 @@ impl CmListener {
         mpa: MpaOptions,
         binding: u32,
     ) -> Result<CmListener, Error> {
+        if options.streaming {
+            check_feature(&channel.ctx)?;
+        }
         let (reply, _) = channel.ctx.call_daemon(&Listen {
             device: options.device.unwrap_or(ANY_DEVICE),
             backlog: if options.backlog == 0 {
@@ -636,6 +661,12 @@ impl CmListener {
             cookie: options.cookie,
             mpa,
             addr: Addr::from(addr),
+            flags: if options.streaming {
+                LISTEN_STREAMING
+            } else {
+                0
+            },
+            reserved: 0,
         })?;
         let bound = reply.addr.to_socket_addr().unwrap_or(addr);
         Ok(CmListener {

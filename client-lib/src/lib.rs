@@ -16,6 +16,7 @@
 //! | [`Ah`] | address handle, the destination of datagrams | [`Context::create_ah`] |
 //! | [`Srq`] | receive requests that several queue pairs share | [`Pd::create_srq`] |
 //! | [`CmChannel`], [`CmListener`] | connection events, and connections that come in | [`CmChannel::new`], [`CmListener::new`] |
+//! | [`StreamingConnection`] | TCP bytes first, RDMA from an agreed octet on | [`StreamingConnection::open`], [`CmChannel::accept_stream`] |
 //! | [`Mw`], [`FastMr`] | memory windows, registration by work request | [`Pd::alloc_mw`], [`Pd::alloc_fast_mr`] |
 //!
 //! # Connect and send
@@ -296,6 +297,7 @@ mod releaser;
 mod service;
 mod slices;
 mod srq;
+mod streaming;
 mod window;
 
 #[cfg(feature = "tokio")]
@@ -342,4 +344,5 @@ pub use siw_shm::{
 };
 pub use slices::{MwBind, RemoteSlice};
 pub use srq::{Srq, SrqAttr, SrqInit};
+pub use streaming::{OpeningStream, StreamOptions, StreamingConnection};
 pub use window::{Mw, WindowType, inc_rkey};

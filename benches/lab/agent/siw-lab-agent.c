@@ -8,7 +8,9 @@
  * The lab sends a JSON object a line, {"do":"reg","name":"r","size":64,"access":"write"}, and gets one back:
  * {"ok":true,...} or {"error":"..."}. README.md lists the commands. Objects are flat; strings have no escapes.
  */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -218,6 +220,19 @@ static void forget(void) {
     pd = other_pd = NULL;
 }
 
+/* Streaming mode: TCP octets before MPA. The option and the calls are siwd's (client-lib/include/siw_rdma.h). */
+#define SIW_OPTION 0x736977
+#define SIW_OPTION_STREAMING 1
+
+/* Lets the connections of an id begin in streaming mode, if the command wants that. */
+static int set_streaming(struct rdma_cm_id *id, const char *line) {
+    int on = 1;
+    if (!number(line, "streaming", 0)) return 0;
+    if (!rdma_set_option(id, SIW_OPTION, SIW_OPTION_STREAMING, &on, sizeof on)) return 0;
+    errno = EOPNOTSUPP;
+    return -1;
+}
+
 static void do_listen(const char *line) {
     uint16_t port = number(line, "port", 0);
     if (listener && listening == port) return ok("");
@@ -225,6 +240,7 @@ static void do_listen(const char *line) {
     listener = NULL;
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(port)};
     if (rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP)) return failed("rdma_create_id");
+    if (set_streaming(listener, line)) return failed("streaming mode");
     if (rdma_bind_addr(listener, (struct sockaddr *)&any) || rdma_listen(listener, 64)) return failed("rdma_listen");
     listening = port;
     ok("");
@@ -345,6 +361,7 @@ static void do_call(const char *line) {
     text(line, "address", address, sizeof address);
     if (stream->id || inet_pton(AF_INET, address, &to.sin_addr) != 1) return fail("a connection exists, or no address");
     if (rdma_create_id(channel, &stream->id, NULL, RDMA_PS_TCP)) return failed("rdma_create_id");
+    if (set_streaming(stream->id, line)) return failed("streaming mode");
     if (rdma_resolve_addr(stream->id, NULL, (struct sockaddr *)&to, 3000) || !next_is(RDMA_CM_EVENT_ADDR_RESOLVED))
         return failed("rdma_resolve_addr");
     if (rdma_resolve_route(stream->id, 3000) || !next_is(RDMA_CM_EVENT_ROUTE_RESOLVED))
@@ -359,6 +376,46 @@ static void do_connect(const char *line) {
     if (!stream->id) return fail("not called");
     if (rdma_connect(stream->id, &wanted)) return failed("rdma_connect");
     ok("");
+}
+
+/* Begins to open the connection in streaming mode, and awaits it. */
+static void do_open(const char *line) {
+    int (*open)(struct rdma_cm_id *, int);
+    *(void **)&open = dlsym(RTLD_DEFAULT, "siw_stream_open");
+    if (!open || !stream->id) return fail("not called, or no streaming mode");
+    int ms = number(line, "ms", 0);
+    if (open(stream->id, ms) && (ms || errno != EAGAIN)) return failed("siw_stream_open");
+    ok("");
+}
+
+/* Sends octets in streaming mode. */
+static void do_give(const char *line) {
+    ssize_t (*send)(struct rdma_cm_id *, const void *, size_t, int);
+    unsigned char data[1024];
+    size_t length = octets(line, "data", data, sizeof data);
+    *(void **)&send = dlsym(RTLD_DEFAULT, "siw_stream_send");
+    if (!send || !stream->id) return fail("not prepared, or no streaming mode");
+    ssize_t count = send(stream->id, data, length, number(line, "ms", 2000));
+    if (count < 0) return failed("siw_stream_send");
+    ok(",\"count\":%zd", count);
+}
+
+/* Receives as many octets as "data" has, and tells whether they are the same; without it, awaits the end. */
+static void do_take(const char *line) {
+    ssize_t (*receive)(struct rdma_cm_id *, void *, size_t, int);
+    unsigned char data[1024], got[1024];
+    size_t length = octets(line, "data", data, sizeof data), filled = 0;
+    size_t wanted = length ? length : 1;
+    ssize_t count = 1;
+    *(void **)&receive = dlsym(RTLD_DEFAULT, "siw_stream_recv");
+    if (!receive || !stream->id) return fail("not prepared, or no streaming mode");
+    while (filled < wanted && count > 0) {
+        count = receive(stream->id, got + filled, wanted - filled, number(line, "ms", 2000));
+        if (count > 0) filled += count;
+    }
+    if (count < 0 && errno != ECONNRESET) return failed("siw_stream_recv");
+    ok(",\"same\":%d,\"event\":\"%s\"", filled == length && !memcmp(got, data, length),
+       count > 0 ? "octets" : count ? "reset" : "closed");
 }
 
 /* Memory. */
@@ -843,6 +900,9 @@ static void obey(const char *line) {
     if (!strcmp(what, "event")) return do_event(line);
     if (!strcmp(what, "call")) return do_call(line);
     if (!strcmp(what, "connect")) return do_connect(line);
+    if (!strcmp(what, "open")) return do_open(line);
+    if (!strcmp(what, "give")) return do_give(line);
+    if (!strcmp(what, "take")) return do_take(line);
     if (!strcmp(what, "reg")) return do_reg(line);
     if (!strcmp(what, "dereg")) return do_dereg(region);
     if (!strcmp(what, "peek")) return do_peek(line, region);

@@ -100,6 +100,10 @@ pub enum Start {
     Listening,
     /// The agent connects to the lab, whose TCP has accepted.
     Calling,
+    /// The lab has connected to the agent, in streaming mode.
+    Streaming,
+    /// The agent has connected to the lab, in streaming mode.
+    Opened,
     /// Nothing: the case connects by itself.
     Nothing,
     /// TCP is connected.
@@ -280,7 +284,12 @@ impl Case {
     pub fn needs_agent(&self) -> bool {
         matches!(
             self.start,
-            Start::Agent | Start::Asked | Start::Listening | Start::Calling
+            Start::Agent
+                | Start::Asked
+                | Start::Listening
+                | Start::Calling
+                | Start::Streaming
+                | Start::Opened
         )
     }
 
@@ -401,6 +410,7 @@ const STATE_PATTERNS: &[&str] = &[
     "traffic",
     "keys",
     "elapsed",
+    "octets",
 ];
 
 /// Fields of commands for the agent.
@@ -842,6 +852,7 @@ impl Parser {
             "tops",
             "rate",
             "ms",
+            "same",
         ];
         let operators = [
             ("!=", Operator::NotEqual),
@@ -1070,9 +1081,11 @@ impl Parser {
                     [word] if word == "asked" => Start::Asked,
                     [word] if word == "listening" => Start::Listening,
                     [word] if word == "calling" => Start::Calling,
+                    [word] if word == "streaming" => Start::Streaming,
+                    [word] if word == "opened" => Start::Opened,
                     _ => {
                         return Err(
-                            "expected: start nothing, tcp, stream, region, agent, asked, listening or calling".into(),
+                            "expected: start nothing, tcp, stream, region, agent, asked, listening, calling, streaming or opened".into(),
                         );
                     }
                 };

@@ -381,8 +381,11 @@ impl Script<'_> {
         if self.case.start == Start::Nothing {
             return Ok(());
         }
-        if self.case.start == Start::Calling {
-            return self.begin_calling();
+        match self.case.start {
+            Start::Calling => return self.begin_calling(),
+            Start::Streaming => return self.begin_streaming(),
+            Start::Opened => return self.begin_opened(),
+            _ => {}
         }
         if self.case.needs_agent() {
             return self.begin_with_agent();
@@ -1562,6 +1565,7 @@ impl Script<'_> {
             "event" => return self.want_event(alternatives),
             "flow" => return self.want_flow(first),
             "ended" => return self.want_ended(first),
+            "octets" => return self.want_octets(first),
             "keys" => return self.want_keys(first),
             "elapsed" => return self.want_elapsed(first),
             "traffic" => match self.traffic(first)? {

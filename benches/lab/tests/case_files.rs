@@ -76,7 +76,7 @@ fn errors_name_file_and_line() {
         ),
         (
             "start mpa",
-            "X-1.case:3: expected: start nothing, tcp, stream, region, agent, asked, listening or calling",
+            "X-1.case:3: expected: start nothing, tcp, stream, region, agent, asked, listening, calling, streaming or opened",
         ),
         ("param n in 5..2", "X-1.case:3: 5..2 is no range like 0..15"),
         ("param n of 5", "X-1.case:3: expected: param NAME in VALUE"),

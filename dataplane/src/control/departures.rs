@@ -12,6 +12,7 @@ use super::client::outbox::Outbox;
 use super::client::peers::has_descriptors_waiting;
 use crate::control::account::quotas::{Charge, Charged, Quota};
 use crate::control::connection::connections::Connections;
+use crate::control::connection::listening::RequestMode;
 use crate::control::connection::services::ServiceEntry;
 use crate::control::context::Context;
 use crate::control::memory::Memory;
@@ -425,7 +426,8 @@ fn remove_entry(
             let waiting = connections.requests.remove(number)?;
             connections.listeners.count_answered(waiting.listener);
             // A worker ends the requests of a listener together with it.
-            if connections.listeners.get(waiting.listener).is_none() {
+            let is_requested = waiting.mode == RequestMode::Requested;
+            if !is_requested || connections.listeners.get(waiting.listener).is_none() {
                 let private_data = Vec::new();
                 let request = waiting.request;
                 let command = Command::Reject {

@@ -72,7 +72,7 @@ use self::client::outbox::TOKEN_OUTBOX;
 use self::client::peers::SubordinateUsers;
 use self::client::socket::BoundSocket;
 use self::connection::connections::Connections;
-use self::connection::{connections, pairing};
+use self::connection::{connections, pairing, streaming};
 use self::context::Context;
 use self::departures::{Departures, leave_slow_socket};
 use self::device::devices::Devices;
@@ -747,7 +747,17 @@ impl ControlThread {
                 seq,
                 CmChannelId(request.channel),
             ),
+            Request::Connect(request) if request.stream != 0 => {
+                self.connections.connect_stream(context, id, seq, request)
+            }
             Request::Connect(request) => connections::connect_qp(context, id, seq, request),
+            Request::OpenStream(request) => streaming::open_stream(context, id, request),
+            Request::SendStream(request) => self.connections.send_stream(context, id, request),
+            Request::ReceiveStream(request) => {
+                self.connections.receive_stream(context, id, request)
+            }
+            Request::TurnStream(request) => self.connections.turn_stream(context, id, request),
+            Request::EndStream(request) => self.connections.end_stream(context, id, seq, request),
             Request::PairQp(request) => self.connections.pair_qp(context, id, seq, request),
             Request::Listen(request) => self.connections.start_listener(context, id, seq, request),
             Request::Unlisten(request) => self.connections.stop_listener(context, id, seq, request),
@@ -974,9 +984,31 @@ impl ControlThread {
                 (local, remote),
                 &reason,
             ),
-            Event::RequestGone { request } => self
+            Event::RequestGone { request, failure } => {
+                self.connections
+                    .on_request_gone(&mut context.resources, request, &failure)
+            }
+            Event::StreamOpened {
+                request,
+                listener,
+                local,
+                remote,
+            } => self.connections.on_stream_opened(
+                context,
+                worker,
+                request,
+                listener,
+                (local, remote),
+            ),
+            Event::StreamReady { request } => self
                 .connections
-                .on_request_gone(&mut context.resources, request),
+                .on_stream_ready(&mut context.resources, request),
+            Event::StreamAnswer { token, answer } => {
+                if let Some(Report::Stream(answer)) = self.on_report(token, Report::Stream(answer))
+                {
+                    streaming::close_unclaimed(&mut self.context, &answer);
+                }
+            }
             Event::Established {
                 qpn,
                 negotiated,
@@ -1294,6 +1326,7 @@ fn may_cross_a_reply(seq: u32, request: &Request) -> bool {
             | Request::AnswerFindService(_)
             | Request::Unlisten(_)
             | Request::Disconnect(_)
+            | Request::EndStream(_)
             | Request::Reject(_)
     );
     seq == codec::UNANSWERED && ends_something

@@ -517,6 +517,15 @@ impl Resources {
         Ok(self.ledger.charge(&client.account, amounts)?)
     }
 
+    /// Number of connections of a worker on a device beyond which the client gets none.
+    ///
+    /// # Errors
+    /// The client has left.
+    pub fn most_connections(&self, id: ClientId) -> Result<usize, Refusal> {
+        let client = self.clients.get(&id).ok_or_else(no_client)?;
+        Ok(self.ledger.most_connections(&client.account) as usize)
+    }
+
     /// Page size for memory of a client: hugepages within the quota of its user.
     pub fn choose_pages(&self, id: ClientId, len: u64, huge: bool) -> PageSize {
         let may = self.clients.get(&id).is_some_and(|client| {

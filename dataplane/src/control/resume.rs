@@ -116,6 +116,10 @@ impl ControlThread {
             (Then::ReplyStatistics, Report::Statistics(text)) => {
                 statistics::reply_statistics(resources, id, seq, text)
             }
+            (Then::Stream(step), Report::Stream(answer)) => {
+                self.connections
+                    .reply_stream(resources, (id, seq), step, answer)
+            }
             (Then::ReplyAction, Report::Action(outcome)) => {
                 operate::reply_text(resources, id, seq, &outcome?)
             }

@@ -81,6 +81,22 @@ impl Worker {
             Command::RemoveSrq { srq } => connections.context.srqs.remove(srq),
             Command::SettleSrq { srq } => connections.context.srqs.leave_old_ring(srq),
             Command::Connect { setup, params } => connections.start_connect(now, *setup, *params),
+            Command::OpenStream(params) => connections.open_stream(now, *params),
+            Command::CallStream {
+                request,
+                token,
+                call,
+            } => connections.call_stream(now, request, token, call),
+            Command::ConnectStream {
+                setup,
+                request,
+                params,
+            } => connections.turn_to_initiator(now, *setup, request, *params),
+            Command::EndStream {
+                request,
+                reset,
+                only_sending,
+            } => connections.end_stream(now, request, reset, only_sending),
             Command::Resolve(request) => {
                 let (resolutions, mut worker) = connections.resolving();
                 resolutions.start(now, *request, &mut worker);
@@ -129,6 +145,7 @@ impl Worker {
                 port,
                 backlog,
                 mpa,
+                is_streaming,
             } => connections.start_listening(&ListenRequest {
                 listener,
                 user,
@@ -137,6 +154,7 @@ impl Worker {
                 tcp_port: port,
                 backlog,
                 mpa,
+                is_streaming,
             }),
             Command::Unlisten {
                 listener,

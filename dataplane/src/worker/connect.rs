@@ -157,31 +157,18 @@ impl Connections {
         params: ConnectParams,
         consumer_deadline: Option<Instant>,
     ) {
-        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return;
         };
         let port = queue_pair.port;
-        let mut config = self.port_listeners[port].mpa.clone();
-        match params.crc {
-            Some(true) if config.crc == MpaCrcPolicy::IfAsked => config.crc = MpaCrcPolicy::Asked,
-            Some(false) if config.crc == MpaCrcPolicy::Asked => config.crc = MpaCrcPolicy::IfAsked,
-            _ => {}
-        }
-        if let Some(timeout) = params.timeout_ms {
-            // The consumer's deadline bounds the wait.
-            config.reply_timeout_ms = timeout;
-        }
-        if let Some(revision) = params.revision {
-            config.revision = revision;
-        }
-        let initiator =
-            match MpaInitiator::new(&config, params.ird, params.ord, &params.private_data) {
-                Ok(initiator) => initiator,
-                Err(error) => {
-                    let failure = ConnectFailure::Protocol(error.to_string());
-                    return self.connect_failed(now, slot, failure);
-                }
-            };
+        let attempt = match self.new_attempt(now, port, params, consumer_deadline) {
+            Ok(attempt) => attempt,
+            Err(failure) => return self.connect_failed(now, slot, failure),
+        };
+        let params = &attempt.params;
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
         let most = queue_pair.most_connections;
         if !self.ports[port].stack.has_at_most(most.saturating_sub(1)) {
             return self.connect_failed(now, slot, too_many_connections(most));
@@ -217,14 +204,42 @@ impl Connections {
             }
         };
         queue_pair.conn = Some(conn);
-        let attempt = ConnectAttempt {
+        self.enter_state(slot, LifecycleState::TcpConnecting(attempt));
+    }
+
+    /// Prepares the MPA request of a queue pair on this port.
+    ///
+    /// # Errors
+    /// The request cannot be made of the parameters.
+    pub(super) fn new_attempt(
+        &self,
+        now: Instant,
+        port: usize,
+        params: ConnectParams,
+        consumer_deadline: Option<Instant>,
+    ) -> Result<Box<ConnectAttempt>, ConnectFailure> {
+        let mut config = self.port_listeners[port].mpa.clone();
+        match params.crc {
+            Some(true) if config.crc == MpaCrcPolicy::IfAsked => config.crc = MpaCrcPolicy::Asked,
+            Some(false) if config.crc == MpaCrcPolicy::Asked => config.crc = MpaCrcPolicy::IfAsked,
+            _ => {}
+        }
+        if let Some(timeout) = params.timeout_ms {
+            // The consumer's deadline bounds the wait.
+            config.reply_timeout_ms = timeout;
+        }
+        if let Some(revision) = params.revision {
+            config.revision = revision;
+        }
+        let initiator = MpaInitiator::new(&config, params.ird, params.ord, &params.private_data)
+            .map_err(|error| ConnectFailure::Protocol(error.to_string()))?;
+        Ok(Box::new(ConnectAttempt {
             initiator,
             params,
             config,
             deadline: consumer_deadline.unwrap_or(now + TCP_CONNECT_TIMEOUT),
             consumer_deadline,
-        };
-        self.enter_state(slot, LifecycleState::TcpConnecting(Box::new(attempt)));
+        }))
     }
 
     /// Handles events of a queue pair's connection that is not in FPDU mode yet.
@@ -458,6 +473,9 @@ impl Connections {
         let LifecycleState::MpaNegotiation(attempt) = &self.queue_pairs.get(slot)?.state else {
             return None;
         };
+        if attempt.params.is_turned {
+            return None;
+        }
         let config = attempt.initiator.fallback_config()?;
         let mut params = attempt.params.clone();
         params.revision = Some(config.revision);

@@ -50,6 +50,8 @@ drop_reasons! {
     MpaIrd = "MPA_IRD";
     /// connection closed: no MPA request within request_timeout_ms
     RequestTimeout = "MPA_REQUEST_TIMEOUT";
+    /// connection reset: no byte in streaming mode within accept_timeout_ms, or the time that the application set
+    StreamTimeout = "STREAM_TIMEOUT";
     /// request refused: the application did not answer within accept_timeout_ms
     AnswerTimeout = "ANSWER_TIMEOUT";
     /// request rejected by the application, or because its backlog is full

@@ -15,7 +15,7 @@ use super::deadlines::DeadlineOwner;
 use super::drop_reasons::DropReason;
 use super::listener_options::{ListenerSettings, PortListener, apply_mpa_config};
 use super::messages::{ConnectFailure, Event, RequestId};
-use super::pending_connections::{PendingConnection, PendingState};
+use super::pending_connections::{PendingConnection, PendingState, StreamState};
 use super::receive::CONNECTION_ENDED;
 use super::slots::{PendingSlot, QpSlot};
 use super::thresholds::THRESHOLDS;
@@ -35,6 +35,8 @@ pub(super) struct ListenRequest {
     pub(super) tcp_port: u16,
     pub(super) backlog: usize,
     pub(super) mpa: MpaOptions,
+    /// Connections begin in streaming mode.
+    pub(super) is_streaming: bool,
 }
 
 impl Connections {
@@ -62,6 +64,7 @@ impl Connections {
                         tcp: Vec::new(),
                         user: request.user,
                         own_settings,
+                        is_streaming: request.is_streaming,
                     });
                     entry.tcp.push(tcp_listener);
                 }
@@ -117,9 +120,10 @@ impl Connections {
         }
         // Connections of a removed listener are reset.
         let listeners = &self.port_listeners[port].listeners;
-        let user = listeners.get(&listener).map(|listener| listener.user);
-        let user = match user {
-            Some(user) if self.pending.has_room_for(user) => user,
+        let found = listeners.get(&listener);
+        let found = found.map(|listener| (listener.user, listener.is_streaming));
+        let (user, is_streaming) = match found {
+            Some((user, streams)) if self.pending.has_room_for(user) => (user, streams),
             refused => {
                 let reason = match refused {
                     Some(_) => DropReason::PendingLimit,
@@ -131,22 +135,35 @@ impl Connections {
             }
         };
         let (mpa, accept_timeout) = self.port_listeners[port].settings(listener);
-        let deadline = now + Duration::from_millis(mpa.request_timeout_ms.into());
+        let (state, deadline) = match is_streaming {
+            true => (
+                PendingState::Streaming(StreamState::default()),
+                now + accept_timeout,
+            ),
+            false => (
+                PendingState::AwaitingRequest,
+                now + Duration::from_millis(mpa.request_timeout_ms.into()),
+            ),
+        };
         let slot = self.pending.insert(PendingConnection {
             port,
             conn,
             listener,
             responder: MpaResponder::new(mpa),
             accept_timeout,
-            state: PendingState::AwaitingRequest,
+            state,
             deadline,
             generation: 0,
             user,
+            idle_timeout: is_streaming.then_some(accept_timeout),
         });
         let owner = ConnOwner::Pending(slot);
         self.ports[port].stack.set_user(conn, owner.into());
         self.deadlines
             .insert(deadline, DeadlineOwner::Pending(slot));
+        if is_streaming {
+            self.report_open_stream(slot);
+        }
         self.on_pending_event(now, port, conn, slot, events);
     }
 
@@ -164,6 +181,16 @@ impl Connections {
         };
         if pending.conn != conn {
             return;
+        }
+        if matches!(
+            pending.state,
+            PendingState::Connecting | PendingState::Streaming(_)
+        ) {
+            return self.on_streaming_event(now, slot, events);
+        }
+        // Bytes of the streaming mode may still have been unacknowledged at its end.
+        if pending.idle_timeout.is_some() {
+            self.ports[port].stack.take_acked(conn, |_| {});
         }
         if events.contains(Events::READABLE)
             && let Some(rx_queue) = self.ports[port].stack.receive_queue(conn)
@@ -192,7 +219,8 @@ impl Connections {
                     if let Some(bytes) = send {
                         self.queue_stream_bytes(port, conn, bytes);
                     }
-                    return self.drop_pending(now, slot, false);
+                    let failure = ConnectFailure::Protocol(error.to_string());
+                    return self.fail_pending(now, slot, false, failure);
                 }
             }
         }
@@ -248,16 +276,33 @@ impl Connections {
         if let Some(pending) = self.pending.get_mut(slot) {
             let (port, conn, listener) = (pending.port, pending.conn, pending.listener);
             let reason = match pending.state {
+                PendingState::Connecting => {
+                    self.drops.count(DropReason::ConnectTimeout);
+                    return self.fail_pending(now, slot, true, ConnectFailure::TimedOut);
+                }
+                PendingState::Streaming(_) => DropReason::StreamTimeout,
                 PendingState::AwaitingRequest => DropReason::RequestTimeout,
                 PendingState::AwaitingAnswer | PendingState::Rejected => DropReason::AnswerTimeout,
             };
             self.note_refused_request(port, conn, listener, reason, reason.meaning());
         }
-        self.drop_pending(now, slot, true);
+        self.fail_pending(now, slot, true, ConnectFailure::TimedOut);
     }
 
     /// Closes a connection that no queue pair took.
     pub(super) fn drop_pending(&mut self, now: Instant, slot: PendingSlot, reset: bool) {
+        self.fail_pending(now, slot, reset, ConnectFailure::Reset);
+    }
+
+    /// As [`Self::drop_pending`], with the reason for the application of a connection that began in
+    /// streaming mode.
+    pub(super) fn fail_pending(
+        &mut self,
+        now: Instant,
+        slot: PendingSlot,
+        reset: bool,
+        failure: ConnectFailure,
+    ) {
         let Some(pending) = self.pending.take(slot) else {
             return;
         };
@@ -267,15 +312,14 @@ impl Connections {
             self.ports[pending.port].stack.abort(now, pending.conn);
         }
         self.give_up_connection(now, pending.port, pending.conn);
-        if pending.state == PendingState::AwaitingAnswer {
-            self.post_event(Event::RequestGone {
-                request: RequestId::new(self.index as u32, slot, pending.generation),
-            });
+        if pending.is_reported() {
+            let request = RequestId::new(self.index as u32, slot, pending.generation);
+            self.post_event(Event::RequestGone { request, failure });
         }
     }
 
     /// Pending connection of `request`, if it still exists.
-    fn find_pending(&mut self, request: RequestId) -> Option<&mut PendingConnection> {
+    pub(super) fn find_pending(&mut self, request: RequestId) -> Option<&mut PendingConnection> {
         self.pending
             .get_mut(request.slot())
             .filter(|pending| pending.generation == request.generation())
@@ -346,8 +390,13 @@ impl Connections {
         let Some(pending) = self.find_pending(request) else {
             return;
         };
-        pending.state = PendingState::Rejected;
+        let old = std::mem::replace(&mut pending.state, PendingState::Rejected);
+        let has_request = old == PendingState::AwaitingAnswer;
         let (port, conn) = (pending.port, pending.conn);
+        if !has_request {
+            // It is in streaming mode, or has turned and awaits its request.
+            return self.drop_pending(now, request.slot(), true);
+        }
         match pending.responder.reject(private_data) {
             Ok(reply) => self.queue_stream_bytes(port, conn, reply),
             Err(error) => tracing::debug!(%error, "the reject frame could not be built"),

@@ -103,6 +103,8 @@ pub(super) struct PortListener {
     pub(super) user: u32,
     /// Settings that differ from the device's.
     pub(super) own_settings: Option<ListenerSettings>,
+    /// Its connections begin in streaming mode.
+    pub(super) is_streaming: bool,
 }
 
 impl PortListeners {

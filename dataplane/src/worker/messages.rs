@@ -118,6 +118,64 @@ pub struct ConnectParams {
     pub timeout_ms: Option<u32>,
     /// Number of retries if the peer has no listener.
     pub refusals: u8,
+    /// The connection was in streaming mode: another attempt would lack its bytes.
+    pub is_turned: bool,
+}
+
+/// An active connect in streaming mode.
+#[derive(Debug, Clone)]
+pub struct StreamParams {
+    /// Comes back with the answer.
+    pub token: CommandToken,
+    /// Owner that an unresolved neighbour and held buffers are charged to.
+    pub owner: QuotaOwner,
+    /// Number of connections of the worker on the device beyond which the client gets none.
+    pub most_connections: usize,
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// The source address; TCP's choice among the device's when absent.
+    pub local: Option<IpAddr>,
+    /// Destination.
+    pub remote: SocketAddr,
+    /// Time-out of the TCP connection.
+    pub timeout: Option<Duration>,
+    /// Maximum time without bytes in either direction; the device's `accept_timeout_ms` when absent.
+    pub idle_timeout: Option<Duration>,
+}
+
+/// A call on a connection in streaming mode.
+#[derive(Debug)]
+pub enum StreamCall {
+    /// Sends bytes, as many as there is room for.
+    Send(Box<[u8]>),
+    /// Reads at most this many bytes.
+    Receive(usize),
+    /// Becomes the MPA responder.
+    Turn,
+}
+
+/// The answer to a [`StreamCall`] or to [`Command::OpenStream`].
+#[derive(Debug)]
+pub enum StreamAnswer {
+    /// The connection is being opened.
+    Opening(RequestId),
+    /// The connection cannot be opened.
+    NotOpened(ConnectFailure),
+    /// Number of bytes that were taken.
+    Sent(usize),
+    /// Bytes that were read.
+    Received {
+        /// The bytes.
+        bytes: Box<[u8]>,
+        /// There are no more: the peer has closed its direction.
+        is_closed: bool,
+    },
+    /// The connection awaits the peer's MPA request.
+    Turned,
+    /// Bytes after the end of the sending direction.
+    Closed,
+    /// The connection has ended, or is not in streaming mode.
+    Gone,
 }
 
 /// Request to resolve the neighbour of a destination, and to draw a source port.
@@ -277,6 +335,37 @@ pub enum Command {
         /// Destination and options.
         params: Box<ConnectParams>,
     },
+    /// Opens a connection in streaming mode; answered with [`Event::StreamAnswer`], then
+    /// [`Event::StreamOpened`] or [`Event::RequestGone`].
+    OpenStream(Box<StreamParams>),
+    /// Executes a call on a connection in streaming mode; answered with [`Event::StreamAnswer`].
+    CallStream {
+        /// The connection.
+        request: RequestId,
+        /// Comes back with the answer.
+        token: CommandToken,
+        /// The call.
+        call: StreamCall,
+    },
+    /// Turns a connection in streaming mode to RDMA, as the MPA initiator; answered like
+    /// [`Command::Connect`].
+    ConnectStream {
+        /// The queue pair.
+        setup: Box<QpSetup>,
+        /// The connection.
+        request: RequestId,
+        /// Options; addresses and device are those of the connection.
+        params: Box<ConnectParams>,
+    },
+    /// Closes a connection in streaming mode, or only its sending direction.
+    EndStream {
+        /// The connection.
+        request: RequestId,
+        /// By a reset.
+        reset: bool,
+        /// Only the sending direction.
+        only_sending: bool,
+    },
     /// Resolves the neighbour of a destination; answered as the request says.
     Resolve(Box<ResolutionRequest>),
     /// Ends a resolution, which is not answered any more.
@@ -368,6 +457,8 @@ pub enum Command {
         backlog: usize,
         /// Settings that differ from the device's.
         mpa: siw_shm::control::MpaOptions,
+        /// Connections begin in streaming mode.
+        is_streaming: bool,
     },
     /// Ends a listener.
     Unlisten {
@@ -614,10 +705,35 @@ pub enum Event {
         /// The peer's ORD, likewise.
         peer_ord: Option<u16>,
     },
-    /// A connection request ended before the application answered.
+    /// A connection request, or a connection in streaming mode, ended before the application answered.
     RequestGone {
         /// The connection.
         request: RequestId,
+        /// Why.
+        failure: ConnectFailure,
+    },
+    /// A connection is in streaming mode.
+    StreamOpened {
+        /// The connection.
+        request: RequestId,
+        /// The listener that it came to; 0 if this side opened it.
+        listener: CmListenerId,
+        /// This side's address and port.
+        local: SocketAddr,
+        /// The peer's.
+        remote: SocketAddr,
+    },
+    /// A call on a connection in streaming mode that transferred nothing is to be repeated.
+    StreamReady {
+        /// The connection.
+        request: RequestId,
+    },
+    /// The answer to [`Command::CallStream`] or [`Command::OpenStream`].
+    StreamAnswer {
+        /// Token of the command.
+        token: CommandToken,
+        /// The answer.
+        answer: StreamAnswer,
     },
     /// A queue pair is in RTS.
     Established {

@@ -72,6 +72,7 @@ mod sleep;
 mod slots;
 mod split_records;
 mod statistics;
+mod streaming;
 #[cfg(test)]
 mod test_worker;
 mod thresholds;

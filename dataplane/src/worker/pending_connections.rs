@@ -7,9 +7,17 @@
 //!                    | request_timeout_ms            | accept_timeout, reject, reset
 //!                    '------------> closed <---------'
 //! ```
+//! Connections in streaming mode (`streaming.rs`), of either side, come before that:
+//!
+//! ```text
+//!  OpenStream -> Connecting --CONNECTED--> Streaming --turn, responder--> AwaitingRequest
+//!                ACCEPTED ------------------> |  '-----turn, initiator--> a queue pair's, MpaNegotiation
+//!                                             '-- time without bytes, reset, end --> closed
+//! ```
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 use siw_iwarp::mpa::MpaResponder;
 use siw_net::{ConnId, Instant};
@@ -23,12 +31,29 @@ use crate::ids::CmListenerId;
 /// connection is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PendingState {
+    /// Awaits the TCP connection that this side opens in streaming mode.
+    Connecting,
+    /// In streaming mode: the application sends and receives bytes.
+    Streaming(StreamState),
     /// Awaits the peer's MPA request.
     AwaitingRequest,
     /// Awaits the application's answer.
     AwaitingAnswer,
     /// The application rejected the connection; nothing is awaited.
     Rejected,
+}
+
+/// State of a connection in streaming mode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct StreamState {
+    /// The peer has closed its direction, or both are closed.
+    pub(super) peer_closed: bool,
+    /// The application has closed its direction.
+    pub(super) is_closed: bool,
+    /// The application has found no bytes, and gets a report when there are some.
+    pub(super) awaits_bytes: bool,
+    /// The application could send nothing, and gets a report when there is room.
+    pub(super) awaits_room: bool,
 }
 
 /// A connection without a queue pair.
@@ -38,13 +63,36 @@ pub(super) struct PendingConnection {
     pub(super) conn: ConnId,
     pub(super) listener: CmListenerId,
     pub(super) responder: MpaResponder,
-    pub(super) accept_timeout: std::time::Duration,
+    pub(super) accept_timeout: Duration,
     pub(super) state: PendingState,
     pub(super) deadline: Instant,
     /// Distinguishes this request from earlier ones with the same slot.
     pub(super) generation: u32,
-    /// The user (uid) whose listener it came to.
+    /// The user (uid) whose listener it came to, or who opened it.
     pub(super) user: u32,
+    /// For a connection that began in streaming mode: maximum time without bytes in either direction.
+    pub(super) idle_timeout: Option<Duration>,
+}
+
+impl PendingConnection {
+    /// True if the application knows its number.
+    pub(super) fn is_reported(&self) -> bool {
+        match self.state {
+            PendingState::AwaitingAnswer => true,
+            PendingState::Rejected => false,
+            _ => self.idle_timeout.is_some(),
+        }
+    }
+
+    /// True if it is in streaming mode and the application has closed its direction.
+    pub(super) fn has_closed(&self) -> bool {
+        matches!(self.state, PendingState::Streaming(state) if state.is_closed)
+    }
+
+    /// True if it outlives its listener in any case: the application sends and receives on it already.
+    fn has_left_listener(&self) -> bool {
+        self.idle_timeout.is_some() && self.state != PendingState::AwaitingAnswer
+    }
 }
 
 /// Pending connections of one worker. The cost of finding a slot does not depend on their number.
@@ -149,9 +197,12 @@ impl PendingConnections {
             };
             ended.next = slot + 1;
             let pending = self.slots.get(slot as usize).and_then(Option::as_ref);
-            let awaits_answer =
-                pending.is_some_and(|pending| pending.state == PendingState::AwaitingAnswer);
-            if !(ended.keep_requests && awaits_answer) {
+            let keep_requests = ended.keep_requests;
+            let stays = pending.is_some_and(|pending| {
+                let awaits_answer = pending.state == PendingState::AwaitingAnswer;
+                pending.has_left_listener() || (keep_requests && awaits_answer)
+            });
+            if !stays {
                 return Some(PendingSlot(slot));
             }
         }
@@ -170,8 +221,6 @@ impl PendingConnections {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use siw_iwarp::mpa::MpaConfig;
 
     use super::*;
@@ -191,6 +240,7 @@ mod tests {
             deadline: Instant::ZERO,
             generation: 0,
             user: 0,
+            idle_timeout: None,
         })
     }
 

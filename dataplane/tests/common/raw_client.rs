@@ -132,6 +132,8 @@ impl RawClient {
             dst: listener.local_addr().into(),
             src: m::Addr::NONE,
             params: connection_parameters(4),
+            stream: 0,
+            reserved: 0,
         };
         client.call(&connect);
         let CmEvent::ConnectRequest(request) = end.cm.get_event(Some(PATIENCE)).unwrap() else {

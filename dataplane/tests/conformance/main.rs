@@ -16,6 +16,7 @@ mod rdmap;
 mod replies;
 mod requests;
 mod security;
+mod streaming;
 mod tagged;
 mod untagged;
 mod windows;

@@ -300,7 +300,7 @@ fn requests() -> Vec<(u16, usize)> {
         AllocMw DeallocMw CreateSrq ModifySrq QuerySrq DestroySrq ResizeCq FreeCqRing ModerateCq
         Bind Resolve StartResolution EndResolution MigrateCm PairQp AddExtents RegMemory ImportMemory
         ImportOwnFile CreateAh DestroyAh StartDatagrams FindService EndFindService AnswerFindService
-        AttachGroup DetachGroup LoadFaults
+        AttachGroup DetachGroup LoadFaults OpenStream SendStream ReceiveStream TurnStream EndStream
     )
 }
 

@@ -117,7 +117,7 @@ impl Fuzzer {
         };
         let extents = [extent; m::MAX_EXTENTS];
         let none: [&OwnedFd; 0] = [];
-        match kind % 46 {
+        match kind % 51 {
             0 => self.call(
                 &m::QueryDevice {
                     index: a % 3,
@@ -327,6 +327,8 @@ impl Fuzzer {
                     dst: address,
                     src: m::Addr::NONE,
                     params,
+                    stream: if c % 4 == 0 { small } else { 0 },
+                    reserved,
                 };
                 self.call(&request, &none)
             }
@@ -360,6 +362,8 @@ impl Fuzzer {
                     cookie: c,
                     mpa: m::MpaOptions::BY_DEVICE,
                     addr: address,
+                    flags: b % 2,
+                    reserved,
                 };
                 self.call(&request, &none)
             }
@@ -422,6 +426,48 @@ impl Fuzzer {
                     private_data: m::PrivateData::new(&[2; 9]).unwrap(),
                 };
                 self.call(&request, &none)
+            }
+            46 => {
+                let request = m::OpenStream {
+                    device: m::ANY_DEVICE,
+                    cm_channel: x,
+                    timeout_ms: 1 + small,
+                    idle_timeout_ms: small,
+                    cookie: c,
+                    dst: address,
+                    src: m::Addr::NONE,
+                };
+                self.call(&request, &none)
+            }
+            47 => {
+                let request = m::SendStream {
+                    stream: small,
+                    len: b % 5000,
+                    bytes: [a as u8; m::STREAM_BYTES],
+                };
+                self.call(&request, &none)
+            }
+            48 => {
+                let len = b % 5000;
+                self.call(&m::ReceiveStream { stream: small, len }, &none)
+            }
+            49 => {
+                let request = m::TurnStream {
+                    stream: small,
+                    cm_channel: x,
+                    cookie: c,
+                };
+                self.call(&request, &none)
+            }
+            50 => {
+                let flags = b % 5;
+                self.call(
+                    &m::EndStream {
+                        stream: small,
+                        flags,
+                    },
+                    &none,
+                )
             }
             43 | 44 => {
                 let group = m::Addr::from(std::net::IpAddr::from([239, 1, 1, b as u8 % 3]));

@@ -107,6 +107,8 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
         dst: to.into(),
         src: m::Addr::NONE,
         params: connection_parameters(1),
+        stream: 0,
+        reserved,
     };
     h.refused("connecting a queue pair", &connect);
     h.refused("deregistering", &m::DeregMr { lkey, flags: 0 });

@@ -10,7 +10,8 @@ use nix::libc;
 use nix::time::ClockId;
 use siw::{
     BindOptions, CmBinding, CmChannel, CmEvent, CmListener, CompletionChannel, ConnectOptions,
-    ListenOptions, ObjectList, QpInit, RdmaCmEvent, ResolvedAddress, ServiceSearch,
+    ListenOptions, ObjectList, QpInit, RdmaCmEvent, ResolvedAddress, ServiceSearch, StreamOptions,
+    StreamingConnection,
 };
 use siw_shm::control::messages as m;
 use siw_shm::control::{ControlSocket, Message, Request};
@@ -362,6 +363,8 @@ impl Requests {
                 cookie: 0,
                 mpa: m::MpaOptions::BY_DEVICE,
                 addr,
+                flags: 0,
+                reserved: 0,
             });
             self.call(&m::MigrateCm {
                 cm_channel,
@@ -462,6 +465,28 @@ fn load_faults(ctx: &siw::Context) {
     ctx.clear_faults("turns").unwrap();
 }
 
+/// Sends bytes in streaming mode, and turns to RDMA.
+fn exchange_streams(d: &Daemon) {
+    let ctx = d.context();
+    let cm = CmChannel::new(&ctx).unwrap();
+    let options = ListenOptions {
+        streaming: true,
+        ..ListenOptions::default()
+    };
+    let any = "10.77.0.2:0".parse().unwrap();
+    let listener = CmListener::new_with_options(&cm, any, &options).unwrap();
+    let to = listener.local_addr();
+    let mut here = StreamingConnection::open(&ctx, to, &StreamOptions::default()).unwrap();
+    let mut there = cm.accept_stream(Some(PATIENCE)).unwrap();
+    let sent = pattern(1, 4096);
+    here.send_all(&sent, Some(PATIENCE)).unwrap();
+    let mut received = vec![0; sent.len()];
+    there.receive_exact(&mut received, Some(PATIENCE)).unwrap();
+    assert!(received == sent);
+    there.start_responder(&cm, 0).unwrap();
+    here.reset().unwrap();
+}
+
 /// Processor time of each kind of work in a daemon that serves requests of all kinds, of clients that
 /// hold much and of many clients.
 fn longest_times() -> BTreeMap<String, Duration> {
@@ -500,6 +525,7 @@ fn longest_times() -> BTreeMap<String, Duration> {
         load_faults(&a.ctx);
         end_connections(&d);
         answer_search(&d);
+        exchange_streams(&d);
         // The end of a client that holds much is work of several turns.
         drop((client, a, b));
     }

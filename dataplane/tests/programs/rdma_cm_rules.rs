@@ -13,6 +13,11 @@ fn calls_in_a_wrong_state_or_with_wrong_arguments_fail_as_under_linux() {
 }
 
 #[test]
+fn a_connection_in_streaming_mode_turns_to_rdma_on_either_side() {
+    run_to_done("streaming_mode", "");
+}
+
+#[test]
 fn an_identifier_does_not_look_at_a_queue_pair_that_the_program_destroyed() {
     run_to_done("destroyed_queue_pair", "");
 }

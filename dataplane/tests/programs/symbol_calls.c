@@ -379,6 +379,14 @@ static void call_newest_librdmacm(void)
     struct rdma_cm_event *event;
     struct rdma_cm_id *id;
     CHECK(FN(rdma_create_id)(channel, &id, NULL, RDMA_PS_TCP) == 0);
+    /* Those of siw_rdma.h; streaming_mode.c has connections. */
+    int (*open)(struct rdma_cm_id *, int) = find("siw_stream_open");
+    ssize_t (*send)(struct rdma_cm_id *, const void *, size_t, int) = find("siw_stream_send");
+    ssize_t (*receive)(struct rdma_cm_id *, void *, size_t, int) = find("siw_stream_recv");
+    char byte = 0;
+    FAILS_WITH(EINVAL, open(id, 0) == -1);
+    FAILS_WITH(ENOTCONN, send(id, &byte, 1, 0) == -1);
+    FAILS_WITH(ENOTCONN, receive(id, &byte, 1, 0) == -1);
     FAILS_WITH(ENOENT, query(id, &found) == -1);
     FAILS_WITH(EOPNOTSUPP, resolve(id, NULL, "7174", &subnet) == -1);
     FAILS_WITH(ENODATA, resolve(id, "no address", "7174", &hints) == -1);

@@ -32,5 +32,6 @@ mod self_test;
 mod set_up_ends;
 mod shared_arenas;
 mod shared_receive;
+mod streaming;
 mod verbs;
 mod verbs_in_c;

@@ -58,6 +58,77 @@ impl Script<'_> {
         Ok(())
     }
 
+    /// Connects to the agent, which listens for connections in streaming mode; it makes a queue pair, the
+    /// case's regions and receives.
+    pub(super) fn begin_streaming(&mut self) -> Result<()> {
+        self.take_agent()?;
+        self.on = 1;
+        let listen = serde_json::json!({ "do": "listen", "port": STREAM_PORT, "streaming": 1 });
+        self.ask(&listen)?;
+        let syn = self.syn()?;
+        let (target, seed) = (self.target, self.seed);
+        let (tcp, running) = target.tcp(Role::Responder, STREAM_PORT, seed, &syn)?;
+        self.running = running;
+        let role = self.case.role;
+        self.stream = Some(Stream::new(tcp, role, seed, target.patience));
+        self.await_request()?;
+        let prepare = self.words("prepare", &self.case.preparing)?;
+        self.ask(&prepare)?;
+        self.register()
+    }
+
+    /// Lets the agent open a connection to the lab in streaming mode.
+    pub(super) fn begin_opened(&mut self) -> Result<()> {
+        self.take_agent()?;
+        let station = self.target.station.clone();
+        let port = station.port();
+        let syns = station.listen(port);
+        let opened = self.open_to_lab(port);
+        let received = opened.map(|()| syns.recv_timeout(self.target.patience));
+        station.unlisten(port);
+        let received = received?.context("the agent does not connect")?;
+        let syn = self.syn()?;
+        let (seed, patience) = (self.seed, self.target.patience);
+        let tcp = Tcp::accept(&station, &received, seed as u32, &syn, patience)?;
+        self.stream = Some(Stream::new(tcp, self.case.role, seed, patience));
+        self.ask(&serde_json::json!({ "do": "open", "ms": 3000 }))?;
+        Ok(())
+    }
+
+    fn open_to_lab(&mut self, port: u16) -> Result<()> {
+        let address = self.target.station.ip.to_string();
+        let call = serde_json::json!({
+            "do": "call", "address": address, "port": port, "streaming": 1,
+        });
+        self.ask(&call)?;
+        self.register()?;
+        self.ask(&serde_json::json!({ "do": "open" }))?;
+        Ok(())
+    }
+
+    /// The next octets of TCP, which are no MPA: `data=`.
+    pub(super) fn want_octets(&mut self, wanted: &Alternative) -> Result<bool> {
+        let comparisons = wanted.comparisons.iter();
+        let fields: BTreeMap<String, Value> = comparisons
+            .map(|comparison| (comparison.field.clone(), comparison.value.clone()))
+            .collect();
+        let data = self.octets(&fields, "data")?;
+        let data = data.context("want octets without data=")?;
+        let until = Instant::now() + wanted.within.unwrap_or(self.target.patience);
+        let tcp = &mut self.stream()?.tcp;
+        while tcp.data.len() < data.len() && tcp.ending.is_none() && tcp.pump(until) {}
+        let count = tcp.data.len().min(data.len());
+        let found: Vec<u8> = tcp.data.drain(..count).collect();
+        tcp.note(false, format!("{count} octets that are no frame"));
+        let differs = (0..data.len()).find(|at| found.get(*at) != data.get(*at));
+        let actual = match differs {
+            None => "octets as wanted".to_owned(),
+            Some(at) if at == count => format!("{count} of {} octets", data.len()),
+            Some(at) => format!("octet {at} is {:#04x}", found[at]),
+        };
+        self.decide(wanted, differs.is_none(), &actual)
+    }
+
     fn call_lab(&mut self, port: u16) -> Result<()> {
         let address = self.target.station.ip.to_string();
         self.ask(&serde_json::json!({ "do": "call", "address": address, "port": port }))?;

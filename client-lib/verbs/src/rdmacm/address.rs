@@ -7,6 +7,7 @@ use super::events::start_and_complete;
 use super::faulty::{fails_to_resolve_address, fails_to_resolve_route, on_device};
 use super::id::{IdObject, IdState, Resolution, Resolved, fail, result_of};
 use super::sockaddr::{read_address, write_address};
+use super::streaming::{SIW_OPTION, SIW_OPTION_STREAMING, set_streaming};
 use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
 use crate::persona::persona_of;
@@ -318,7 +319,7 @@ pub unsafe fn resolve_route(call: &mut Call, id: *mut rdma_cm_id, _timeout_ms: c
     unsafe { start_and_complete(call, id, start) }
 }
 
-/// rdma_set_option(3). The type of service and the acknowledgement timeout are accepted and have no
+/// rdma_set_option(3), with the options of siw_rdma.h. The type of service and the acknowledgement timeout are accepted and have no
 /// effect: siwd marks no packets, and TCP measures its timeouts.
 pub unsafe fn set_option(
     id: *mut rdma_cm_id,
@@ -329,12 +330,15 @@ pub unsafe fn set_option(
 ) -> c_int {
     // SAFETY: an identifier of this library.
     let object = unsafe { IdObject::from_abi(id) };
-    if level as u32 != RDMA_OPTION_ID {
-        return fail(libc::ENOSYS);
-    }
     let is_number = length == size_of::<c_int>() && !value.is_null();
     // SAFETY: valid for its length.
     let read_flag = || is_number.then(|| unsafe { value.cast::<c_int>().read_unaligned() } != 0);
+    if (level, name) == (SIW_OPTION, SIW_OPTION_STREAMING) {
+        return set_streaming(object, read_flag());
+    }
+    if level as u32 != RDMA_OPTION_ID {
+        return fail(libc::ENOSYS);
+    }
     let mut state = object.lock_state();
     match (name as u32, read_flag()) {
         (RDMA_OPTION_ID_TOS | RDMA_OPTION_ID_ACK_TIMEOUT, _) if length == 1 => 0,

@@ -6,12 +6,13 @@ use super::events::{complete, start_and_complete};
 use super::faulty::fails_to_connect;
 use super::id::{IdObject, Resolved, fail, find_queue_pair, note_own_moves, result_of};
 use super::queue::PeerRequest;
+use super::streaming::{Acceptance, close_stream, keep_open, reset_stream, take_open};
 use crate::abi::*;
 use crate::status;
 use crate::waiting::Call;
 use siw::{
-    CmListener, ConnectOptions, Error, ListenOptions, Qp, ResolvedAddress, SERVICE_QKEY,
-    ServiceSearch,
+    CmListener, ConnectOptions, ConnectionRequest, Error, ListenOptions, Qp, ResolvedAddress,
+    SERVICE_QKEY, ServiceSearch,
 };
 use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -135,10 +136,9 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
     }
     let channel = object.channel();
     let limits = channel.devices.client.limits();
-    let state = object.lock_state();
-    let destination = state
-        .destination
-        .filter(|_| state.resolved == Resolved::Route);
+    let mut state = object.lock_state();
+    let has_route = state.resolved == Resolved::Route || state.stream.is_some();
+    let destination = state.destination.filter(|_| has_route);
     let destination = destination.ok_or_else(no_route)?;
     let options = ConnectOptions {
         device: state.device,
@@ -151,11 +151,19 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
         wait_for_receives: wanted.waits_for_receives,
         ..ConnectOptions::default()
     };
+    let stream = match state.is_streaming {
+        true => Some(take_open(&mut state)?),
+        false => None,
+    };
     drop(state);
     if fails_to_connect(object) {
         return Ok(());
     }
-    qp.connect(&channel.daemon, destination, &options)
+    let Some(stream) = stream else {
+        return qp.connect(&channel.daemon, destination, &options);
+    };
+    let started = stream.start_initiator(&qp, &channel.daemon, &options);
+    started.map_err(|failed| keep_open(object, failed))
 }
 
 /// rdma_connect(3)
@@ -176,6 +184,7 @@ fn start_listening(object: &IdObject, backlog: c_int) -> Result<(), Error> {
         "the identifier is already listening, or not bound to a port",
     ))?;
     let options = ListenOptions {
+        streaming: state.is_streaming,
         backlog: u32::try_from(backlog)
             .ok()
             .filter(|n| *n > 0)
@@ -232,12 +241,61 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
         return accept_service_request(object, &qp, wanted.private_data);
     }
     let channel = object.channel();
-    let limits = channel.devices.client.limits();
     let mut state = object.lock_state();
+    if state.stream.is_some() {
+        let stream = take_open(&mut state)?;
+        state.accepting = Some(Acceptance {
+            qp,
+            private_data: wanted.private_data.to_vec(),
+            ird: wanted.ird,
+            ord: wanted.ord,
+            waits_for_receives: wanted.waits_for_receives,
+        });
+        drop(state);
+        let started = stream.start_responder(&channel.daemon, object.registered().0);
+        return started.map_err(|failed| keep_open(object, failed));
+    }
+    let Some(PeerRequest::Connection(request)) = state.request.take() else {
+        return Err(no_request());
+    };
+    drop(state);
+    accept_request(object, &qp, wanted, request)
+}
+
+/// Accepts the MPA request that ends the streaming mode of a connection, as the program has asked for.
+pub(super) fn accept_turned(
+    object: &IdObject,
+    acceptance: &Acceptance,
+    request: ConnectionRequest,
+) -> Result<(), Error> {
+    let info = request.connection_info();
+    let mut state = object.lock_state();
+    state.offered = (info.ird, info.ord);
+    state.request_data = info.private_data.clone();
+    drop(state);
+    let wanted = Wanted {
+        private_data: &acceptance.private_data,
+        ird: acceptance.ird,
+        ord: acceptance.ord,
+        qp_num: 0,
+        waits_for_receives: acceptance.waits_for_receives,
+    };
+    accept_request(object, &acceptance.qp, &wanted, request)
+}
+
+fn accept_request(
+    object: &IdObject,
+    qp: &Qp,
+    wanted: &Wanted<'_>,
+    request: ConnectionRequest,
+) -> Result<(), Error> {
+    let channel = object.channel();
+    let limits = channel.devices.client.limits();
+    let offered = object.lock_state().offered;
     // A peer of MPA revision 1 offers no depths: it accepts any.
     let offer = |depth: u32, most| if depth == 0 { most } else { depth };
-    let offered_ird = offer(state.offered.0, limits.max_ird);
-    let offered_ord = offer(state.offered.1, limits.max_ord);
+    let offered_ird = offer(offered.0, limits.max_ird);
+    let offered_ord = offer(offered.1, limits.max_ord);
     let options = ConnectOptions {
         private_data: wanted.private_data,
         ord: choose_depth(wanted.ord, limits.max_ord, offered_ord)?,
@@ -246,11 +304,7 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
         wait_for_receives: wanted.waits_for_receives,
         ..ConnectOptions::default()
     };
-    let Some(PeerRequest::Connection(request)) = state.request.take() else {
-        return Err(no_request());
-    };
-    drop(state);
-    match request.accept(&qp, Some(&channel.daemon), &options) {
+    match request.accept(qp, Some(&channel.daemon), &options) {
         Ok(()) => Ok(()),
         Err(failed) => {
             object.lock_state().request = Some(PeerRequest::Connection(failed.object));
@@ -289,10 +343,11 @@ pub unsafe fn accept(call: &mut Call, id: *mut rdma_cm_id, param: *mut rdma_conn
 /// rdma_reject(3)
 pub unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int {
     // SAFETY: an identifier of this library.
-    let request = unsafe { IdObject::from_abi(id) }
-        .lock_state()
-        .request
-        .take();
+    let object = unsafe { IdObject::from_abi(id) };
+    if let Some(reset) = reset_stream(object) {
+        return result_of("rdma_reject", reset);
+    }
+    let request = object.lock_state().request.take();
     let rejected = match request {
         Some(request) => {
             // SAFETY: valid for its length.
@@ -304,6 +359,7 @@ pub unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_
                 PeerRequest::Service(request) => {
                     request.reject(data).map_err(|failed| failed.error)
                 }
+                PeerRequest::Streaming(stream) => stream.reset(),
             };
             rejected.map_err(name_departed_peer)
         }
@@ -317,6 +373,9 @@ pub unsafe fn disconnect(call: &mut Call, id: *mut rdma_cm_id) -> c_int {
     // SAFETY: an identifier of this library.
     let object = unsafe { IdObject::from_abi(id) };
     if !call.has_begun {
+        if close_stream(object) {
+            return 0;
+        }
         // SAFETY: as above.
         let ended = match unsafe { find_queue_pair(id) } {
             // Programs wait for the flush of receives that they post while the connection ends.

@@ -10,6 +10,7 @@ use super::queue::{
     DatagramParameters, PeerRequest, PlainEvent, QueuedEvent, RDMA_CM_EVENT_ADDRINFO_ERROR,
     RDMA_CM_EVENT_ADDRINFO_RESOLVED, RDMA_CM_EVENT_USER, RegisteredId,
 };
+use super::streaming::accept_if_turned;
 use crate::abi::*;
 use crate::ibverbs::address_vector::vector_between;
 use crate::ibverbs::context::ContextObject;
@@ -51,10 +52,18 @@ fn dispatch(event: RdmaCmEvent) {
             return dispatch_request(PeerRequest::Service(request));
         }
         RdmaCmEvent::ServiceReply(reply) => return dispatch_service_reply(reply),
+        RdmaCmEvent::StreamOpened(stream) => {
+            return dispatch_request(PeerRequest::Streaming(stream));
+        }
+        // The connection takes its events from a channel of its own.
+        RdmaCmEvent::StreamReady { .. } => return,
     };
     let (kind, info) = match event {
         CmEvent::ConnectRequest(request) => {
-            return dispatch_request(PeerRequest::Connection(request));
+            if let Some(request) = accept_if_turned(request) {
+                dispatch_request(PeerRequest::Connection(request));
+            }
+            return;
         }
         CmEvent::RequestCancelled { .. } => return,
         CmEvent::DeviceRemoval { cookie, .. } => {
@@ -69,7 +78,11 @@ fn dispatch(event: RdmaCmEvent) {
         CmEvent::ConnectError(info) => (RDMA_CM_EVENT_CONNECT_ERROR, info),
         CmEvent::Disconnected(info) => (RDMA_CM_EVENT_DISCONNECTED, info),
     };
+    let mut info = info;
     with_registered(id_of(&info), |id| {
+        if kind == RDMA_CM_EVENT_ESTABLISHED && info.private_data.is_empty() {
+            info.private_data = std::mem::take(&mut id.lock_state().request_data);
+        }
         let (kind, status) = match kind {
             RDMA_CM_EVENT_ESTABLISHED => {
                 id.connected.store(true, Ordering::Release);

@@ -1,9 +1,9 @@
-//! The symbols of librdmacm, by version node.
+//! The symbols of librdmacm, and those of siw_rdma.h, by version node.
 
 use super::unsupported as not;
 use super::{
     address, addrinfo, channel, connect, devices, endpoint, events, lifecycle, lookup, multicast,
-    queues,
+    queues, streaming,
 };
 use crate::abi::*;
 use crate::export::{export_symbols, export_waiting_symbols};
@@ -113,4 +113,14 @@ export_waiting_symbols! { "RDMACM_1.4":
         id: *mut rdma_cm_id, node: *const c_char, service: *const c_char,
         hints: *const rdma_addrinfo,
     ) -> c_int = lookup::resolve_addrinfo;
+}
+
+export_waiting_symbols! { "SIWD_1.0":
+    fn siw_stream_open(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int = streaming::open;
+    fn siw_stream_send(
+        id: *mut rdma_cm_id, data: *const c_void, length: usize, timeout_ms: c_int,
+    ) -> isize = streaming::send;
+    fn siw_stream_recv(
+        id: *mut rdma_cm_id, data: *mut c_void, length: usize, timeout_ms: c_int,
+    ) -> isize = streaming::recv;
 }

@@ -6,6 +6,7 @@ use super::channel::{EventChannel, EventChannelObject};
 use super::faulty::on_device;
 use super::queue::{PeerRequest, QueuedEvent, RegisteredId};
 use super::sockaddr::write_address;
+use super::streaming::{Acceptance, Stream};
 use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::qp::QpObject;
@@ -77,6 +78,14 @@ pub struct IdState {
     pub listener: Option<CmListener>,
     /// A request that has not been answered.
     pub request: Option<PeerRequest>,
+    /// SIW_OPTION_STREAMING of siw_rdma.h: its connections begin in streaming mode.
+    pub is_streaming: bool,
+    /// The connection while it is in streaming mode.
+    pub stream: Option<Stream>,
+    /// Answer to the MPA request that is awaited at the end of the streaming mode.
+    pub accepting: Option<Acceptance>,
+    /// Private data of the MPA request that was answered so, for RDMA_CM_EVENT_ESTABLISHED.
+    pub request_data: Vec<u8>,
     /// The search for the datagram service that it connects to.
     pub search: Option<ServiceSearch>,
     /// Multicast groups that it is in.
@@ -354,7 +363,13 @@ impl IdObject {
         state.local = info.local;
         state.destination = info.peer;
         state.offered = (info.ird, info.ord);
-        state.request = Some(request);
+        match request {
+            PeerRequest::Streaming(stream) => {
+                state.is_streaming = true;
+                state.stream = Some(Stream::Open(stream));
+            }
+            request => state.request = Some(request),
+        }
         drop(state);
         Some(child)
     }

@@ -10,6 +10,7 @@
 //! | `lifecycle.rs` | creating, destroying, migrating identifiers |
 //! | `address.rs` | binding, resolving, options |
 //! | `connect.rs` | connecting, listening, accepting, rejecting, disconnecting; datagram services likewise |
+//! | `streaming.rs` | connections that carry TCP bytes before MPA (siw_rdma.h) |
 //! | `multicast.rs` | multicast groups |
 //! | `queues.rs` | queue pairs and shared receive queues of identifiers |
 //! | `endpoint.rs`, `addrinfo.rs` | rdma_create_ep(3), rdma_get_request(3), rdma_getaddrinfo(3) |
@@ -36,4 +37,5 @@ mod multicast;
 mod queue;
 mod queues;
 pub mod sockaddr;
+mod streaming;
 mod unsupported;

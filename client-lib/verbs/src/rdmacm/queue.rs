@@ -1,7 +1,7 @@
 //! Events that wait in the queue of a channel until the program takes them.
 
 use crate::abi::{ibv_ah_attr, rdma_cm_event_type};
-use siw::{ConnectionInfo, ConnectionRequest, ServiceRequest};
+use siw::{ConnectionInfo, ConnectionRequest, ServiceRequest, StreamingConnection};
 use std::ffi::c_int;
 
 // Kinds of events that older headers lack.
@@ -22,6 +22,8 @@ pub enum PeerRequest {
     Connection(ConnectionRequest),
     /// For the queue pair of a datagram service.
     Service(ServiceRequest),
+    /// A connection in streaming mode, whose peer may make an MPA request later.
+    Streaming(StreamingConnection),
 }
 
 impl PeerRequest {
@@ -30,6 +32,7 @@ impl PeerRequest {
         match self {
             PeerRequest::Connection(request) => request.connection_info(),
             PeerRequest::Service(request) => request.info(),
+            PeerRequest::Streaming(stream) => stream.connection_info(),
         }
     }
 
@@ -38,6 +41,7 @@ impl PeerRequest {
         match self {
             PeerRequest::Connection(request) => request.device(),
             PeerRequest::Service(request) => request.device(),
+            PeerRequest::Streaming(stream) => stream.device(),
         }
     }
 
@@ -45,7 +49,7 @@ impl PeerRequest {
     pub fn connection(&self) -> Option<&ConnectionRequest> {
         match self {
             PeerRequest::Connection(request) => Some(request),
-            PeerRequest::Service(_) => None,
+            PeerRequest::Service(_) | PeerRequest::Streaming(_) => None,
         }
     }
 }

@@ -18,11 +18,12 @@ use siw_shm::control::{CmEventKind, CmEventMessage, ControlSocket, QpState, Text
 use siw_shm::device_identity::interface_index;
 
 use super::listening::{
-    ClientListener, ConnectRequests, Listeners, PortSpace, WaitingRequest, claim_amounts,
-    port_in_use,
+    ClientListener, ConnectRequests, Listeners, PortSpace, RequestMode, WaitingRequest,
+    claim_amounts, port_in_use,
 };
 use super::pairing::{self, Pairing};
 use super::services::Services;
+use super::streaming;
 use crate::control::account::quotas::{Quota, channel_amounts};
 use crate::control::client::cm_events;
 use crate::control::client::outbox::{self, Outbox};
@@ -133,6 +134,7 @@ impl Connections {
         let (qpn, number) = (Qpn(request.qp_num), ConnectRequestId(request.request));
         let waiting = self.requests.get(number);
         let waiting = waiting.filter(|waiting| waiting.client == id);
+        check_is_requested(waiting)?;
         let channel = match request.cm_channel {
             0 => waiting.map_or(CmChannelId(0), |waiting| waiting.cm_channel),
             channel => CmChannelId(channel),
@@ -187,9 +189,10 @@ impl Connections {
         seq: u32,
         reject: &m::Reject,
     ) -> Outcome {
-        let request = self
-            .take_request(id, ConnectRequestId(reject.request))?
-            .request;
+        let number = ConnectRequestId(reject.request);
+        let waiting = self.requests.get(number);
+        check_is_requested(waiting.filter(|waiting| waiting.client == id))?;
+        let request = self.take_request(id, number)?.request;
         let private_data = reject.private_data.as_bytes().to_vec();
         let command = Command::Reject {
             request,
@@ -252,6 +255,7 @@ impl Connections {
             listening: false,
             backlog: 0,
             mpa: m::MpaOptions::BY_DEVICE,
+            is_streaming: false,
             waiting: 0,
             overflow_logged: false,
             port_claims,
@@ -278,6 +282,9 @@ impl Connections {
         request: &m::Listen,
     ) -> Outcome {
         check_options(&request.mpa)?;
+        if request.flags & !m::LISTEN_STREAMING != 0 {
+            return Err(Refusal::new(libc::EINVAL, "listen: unknown flags"));
+        }
         let binding = CmListenerId(request.binding);
         let mut on_every_device = request.device == m::ANY_DEVICE;
         let mut space = PortSpace::Tcp;
@@ -302,6 +309,10 @@ impl Connections {
                 return Err(Refusal::new(libc::EINVAL, "the binding listens already"));
             }
             space = bound.space;
+            if space == PortSpace::Datagrams && request.flags & m::LISTEN_STREAMING != 0 {
+                let why = "listen: datagram services have no streaming mode";
+                return Err(Refusal::new(libc::EINVAL, why));
+            }
             if listeners.has_listener(&bound.devices, bound.scope, (space, bound.port)) {
                 return Err(port_in_use(bound.port));
             }
@@ -349,6 +360,7 @@ impl Connections {
             listening: true,
             backlog,
             mpa: request.mpa,
+            is_streaming: request.flags & m::LISTEN_STREAMING != 0,
             waiting: 0,
             overflow_logged: false,
             port_claims,
@@ -460,12 +472,16 @@ impl Connections {
         &mut self,
         resources: &mut Resources,
         request: RequestId,
+        failure: &ConnectFailure,
     ) {
         self.pairing.forget_request(request);
         let Some((number, found)) = self.requests.remove_by_worker_request(request) else {
             return;
         };
         self.listeners.count_answered(found.listener);
+        if found.mode != RequestMode::Requested {
+            return streaming::report_end(resources, number, &found, failure);
+        }
         let mut event = CmEventMessage::new(CmEventKind::RequestCancelled);
         event.cookie = found.cookie;
         event.listener = found.listener.0;
@@ -483,11 +499,32 @@ impl Connections {
         worker: usize,
         request: RequestId,
         listener: CmListenerId,
-        mut event: CmEventMessage,
+        event: CmEventMessage,
     ) {
         if self.pairing.is_listener(listener) {
             return self.pairing.on_pair_request(context, request, &event);
         }
+        if self.requests.number_of(request).is_some() {
+            return self.on_turned_request(&mut context.resources, request, event);
+        }
+        self.admit_request(
+            context,
+            worker,
+            (request, RequestMode::Requested),
+            listener,
+            event,
+        );
+    }
+
+    /// Gives a number to a connection of a peer, and passes it to the application of its listener.
+    pub(super) fn admit_request(
+        &mut self,
+        context: &mut Context,
+        worker: usize,
+        (request, mode): (RequestId, RequestMode),
+        listener: CmListenerId,
+        mut event: CmEventMessage,
+    ) {
         let listeners = &self.listeners;
         let clients = &context.resources.clients;
         // Requests are caused by peers: a client that does not read its events gets no more of
@@ -523,6 +560,7 @@ impl Connections {
             cm_channel: channel,
             cookie: event.cookie,
             device: event.device as usize,
+            mode,
         };
         self.requests.insert(number, waiting);
         self.listeners.count_waiting(listener);
@@ -664,19 +702,17 @@ pub(in crate::control) fn create_cm_channel(
     Ok(Served::Replied)
 }
 
-pub(in crate::control) fn connect_qp(
-    context: &mut Context,
-    id: ClientId,
-    seq: u32,
-    request: &m::Connect,
-) -> Outcome {
-    let remote = socket_addr(request.dst)
+/// Device, source address if it is given, and destination of a connect.
+pub(super) fn choose_route(
+    context: &Context,
+    device: u32,
+    src: m::Addr,
+    dst: m::Addr,
+) -> Result<(usize, Option<SocketAddr>, SocketAddr), Refusal> {
+    let remote = socket_addr(dst)
         .ok_or_else(|| Refusal::new(libc::EDESTADDRREQ, "the destination address is missing"))?;
-    let local = socket_addr(request.src).filter(|addr| !addr.ip().is_unspecified());
-    let device = match context
-        .devices
-        .narrow_device(request.device, &[request.src, request.dst])?
-    {
+    let local = socket_addr(src).filter(|addr| !addr.ip().is_unspecified());
+    let device = match context.devices.narrow_device(device, &[src, dst])? {
         m::ANY_DEVICE => context
             .devices
             .find_device(local.map(|addr| addr.ip()), remote.ip())
@@ -684,6 +720,16 @@ pub(in crate::control) fn connect_qp(
         device => device as usize,
     };
     context.devices.check_device(device)?;
+    Ok((device, local, remote))
+}
+
+pub(in crate::control) fn connect_qp(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::Connect,
+) -> Outcome {
+    let (device, local, remote) = choose_route(context, request.device, request.src, request.dst)?;
     context.devices.check_crc(&[device], request.params.crc)?;
     let worker = match local.filter(|addr| addr.port() != 0) {
         // The peer's segments arrive at the worker that owns this address pair.
@@ -716,8 +762,22 @@ pub(in crate::control) fn connect_qp(
     qp.cookie = request.cookie;
     qp.cm_channel = Some(channel);
     let setup = Box::new(client.worker_setup(qpn)?);
+    let params = Box::new(connect_params(request, device, local, remote));
+    context
+        .workers
+        .post_command(worker, Command::Connect { setup, params });
+    send_reply::<m::Connect>(context.resources.client_mut(id)?, seq, &EMPTY)
+}
+
+/// Parameters of a connect for the worker.
+pub(super) fn connect_params(
+    request: &m::Connect,
+    device: usize,
+    local: Option<SocketAddr>,
+    remote: SocketAddr,
+) -> ConnectParams {
     let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
-    let params = Box::new(ConnectParams {
+    ConnectParams {
         device,
         local: local.map(|addr| addr.ip()),
         local_port: local.map(|addr| addr.port()).filter(|port| *port != 0),
@@ -733,11 +793,8 @@ pub(in crate::control) fn connect_qp(
         revision: (request.params.mpa_rev != m::BY_DEVICE).then_some(request.params.mpa_rev),
         timeout_ms: (request.timeout_ms != 0).then_some(request.timeout_ms),
         refusals: request.params.refusals.min(MAX_REFUSALS),
-    });
-    context
-        .workers
-        .post_command(worker, Command::Connect { setup, params });
-    send_reply::<m::Connect>(context.resources.client_mut(id)?, seq, &EMPTY)
+        is_turned: request.stream != 0,
+    }
 }
 
 /// Finds the device and the source address for a destination, see [`m::Resolve`].
@@ -1017,6 +1074,17 @@ pub(in crate::control) fn on_connect_failed(
     if is_in_error && qp.is_some_and(|qp| qp.phase == QpPhase::Detached) {
         // The queue pair exists.
         let _ = queue_pairs::install_in_error(context, id, qpn);
+    }
+}
+
+/// Refuses an answer to a connection whose peer has not sent its MPA request.
+fn check_is_requested(waiting: Option<WaitingRequest>) -> Result<(), Refusal> {
+    match waiting.map(|waiting| waiting.mode) {
+        None | Some(RequestMode::Requested) => Ok(()),
+        Some(_) => Err(Refusal::new(
+            libc::EINVAL,
+            "the connection is in streaming mode, or awaits the MPA request of its peer",
+        )),
     }
 }
 

@@ -53,6 +53,8 @@ pub struct ClientListener {
     pub backlog: u32,
     /// Settings that differ from those of its devices.
     pub mpa: m::MpaOptions,
+    /// Its connections begin in streaming mode.
+    pub is_streaming: bool,
     /// Number of pending requests.
     pub waiting: u32,
     /// An overflow of the backlog was logged.
@@ -85,6 +87,7 @@ impl ClientListener {
                     port: self.port,
                     backlog: self.backlog as usize,
                     mpa: self.mpa,
+                    is_streaming: self.is_streaming,
                 };
                 context.workers.post_command(worker, command);
             }
@@ -366,6 +369,20 @@ pub struct WaitingRequest {
     pub cookie: u64,
     /// Device that the request came to.
     pub device: usize,
+    pub mode: RequestMode,
+}
+
+/// Mode of a connection without a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestMode {
+    /// The TCP connection is being opened.
+    Opening,
+    /// It is in streaming mode.
+    Streaming,
+    /// It was in streaming mode, and awaits the peer's MPA request.
+    Turned,
+    /// It awaits the application's answer to the peer's MPA request.
+    Requested,
 }
 
 /// Pending connection requests, by the client's number, by the worker's id, and by client and listener.
@@ -443,13 +460,22 @@ impl ConnectRequests {
         found.map(|(_, _, number)| *number)
     }
 
-    /// Removes the requests of a client's listener that ended.
+    /// Removes the requests of a client's listener that ended. Connections in streaming mode stay.
     pub fn forget_listener(&mut self, client: ClientId, listener: CmListenerId) {
-        loop {
-            let next = self.of_listeners(client, listener, listener).next();
-            let Some(number) = next else { return };
+        let requests = self.of_listeners(client, listener, listener);
+        let is_request = |number: &ConnectRequestId| {
+            let found = self.all.get(number);
+            found.is_some_and(|found| found.mode == RequestMode::Requested)
+        };
+        let ended: Vec<_> = requests.filter(is_request).collect();
+        for number in ended {
             self.remove(number);
         }
+    }
+
+    /// The number of a connection that its worker names.
+    pub fn number_of(&self, request: RequestId) -> Option<ConnectRequestId> {
+        self.by_worker_request.get(&request).copied()
     }
 }
 
@@ -486,6 +512,7 @@ mod tests {
             listening: true,
             backlog: 1,
             mpa: m::MpaOptions::BY_DEVICE,
+            is_streaming: false,
             waiting: 0,
             overflow_logged: false,
             port_claims: Vec::new(),
@@ -546,6 +573,7 @@ mod tests {
             cm_channel: CmChannelId(1),
             cookie: 0,
             device: 0,
+            mode: RequestMode::Requested,
         };
         for n in 1..6 {
             requests.insert(ConnectRequestId(n), waiting(n));
@@ -581,6 +609,7 @@ mod tests {
             cm_channel: CmChannelId(1),
             cookie: 0,
             device: 0,
+            mode: RequestMode::Requested,
         };
         requests.insert(ConnectRequestId(1), waiting);
         assert_eq!(requests.next_number(), ConnectRequestId(2));

@@ -7,3 +7,4 @@ pub(super) mod listening;
 pub(super) mod pair_schedule;
 pub(super) mod pairing;
 pub(super) mod services;
+pub(super) mod streaming;

@@ -288,6 +288,7 @@ fn listen_for_pairs_on(context: &mut Context, listener: CmListenerId, device: us
             port: PAIRING_PORT,
             backlog: MAX_EARLY_REQUESTS,
             mpa: m::MpaOptions::BY_DEVICE,
+            is_streaming: false,
         };
         context.workers.post_command(worker, command);
     }
@@ -363,6 +364,7 @@ fn connect_pair(context: &mut Context, id: ClientId, qpn: Qpn) -> Result<(), Ref
         revision: None,
         timeout_ms: Some(PAIRING_TIMEOUT.as_millis() as u32),
         refusals: 0,
+        is_turned: false,
     });
     context
         .workers

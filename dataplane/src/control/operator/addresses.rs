@@ -243,6 +243,7 @@ fn apply(
                     port: listener.port,
                     backlog: listener.backlog as usize,
                     mpa: listener.mpa,
+                    is_streaming: listener.is_streaming,
                 };
                 context.workers.post_command(worker, command);
             }

@@ -17,8 +17,8 @@ use crate::control::memory::client_memory::{ArenaOrigin, ClientMemory};
 use crate::control::operator::pieced_text::PiecedText;
 use crate::control::resources::Resources;
 use crate::control::threads::reports::MadeArena;
-use crate::ids::{AhId, CommandToken, CqId, Qpn, SrqId};
-use crate::worker::messages::{ConnectionSnapshot, QpInfo, ResolutionFailure};
+use crate::ids::{AhId, CmChannelId, CommandToken, ConnectRequestId, CqId, Qpn, SrqId};
+use crate::worker::messages::{ConnectionSnapshot, QpInfo, ResolutionFailure, StreamAnswer};
 
 /// A request without a reply so far: its kind, the sequence number of its reply, and what it waits for.
 pub(in crate::control) struct DeferredRequest {
@@ -82,8 +82,31 @@ pub(in crate::control) enum Then {
     WriteStatistics,
     /// The statistics are written.
     ReplyStatistics,
+    /// The worker has answered a request about a connection in streaming mode.
+    Stream(StreamStep),
     /// An operator's action has ended.
     ReplyAction,
+}
+
+/// A request whose reply waits for the worker of a connection in streaming mode.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::control) enum StreamStep {
+    /// OPEN_STREAM.
+    Open {
+        channel: CmChannelId,
+        cookie: u64,
+        device: usize,
+    },
+    /// SEND_STREAM.
+    Send,
+    /// RECEIVE_STREAM.
+    Receive,
+    /// TURN_STREAM.
+    Turn {
+        stream: ConnectRequestId,
+        channel: CmChannelId,
+        cookie: u64,
+    },
 }
 
 /// Reply after the last use of a key.
@@ -112,6 +135,8 @@ pub(in crate::control) enum Report {
     },
     Arena(Result<MadeArena, Refusal>),
     Statistics(PiecedText),
+    /// Answer of the worker of a connection in streaming mode.
+    Stream(StreamAnswer),
     /// Outcome of an operator's action, as text.
     Action(Result<String, Refusal>),
 }

@@ -253,6 +253,8 @@ impl AttackSession {
             cookie: 0,
             mpa: m::MpaOptions::BY_DEVICE,
             addr: at.into(),
+            flags: 0,
+            reserved: 0,
         };
         let addr = self.call(&listen)?.0.addr;
         Ok(AttackerListener {
@@ -277,6 +279,8 @@ impl AttackSession {
             dst: listener.addr,
             src: m::Addr::NONE,
             params: connection_parameters(),
+            stream: 0,
+            reserved: 0,
         };
         self.call(&connect).map(drop)
     }

@@ -72,6 +72,11 @@ pub struct Connect {
     /// Family 0: the daemon chooses.
     pub src: Addr,
     pub params: ConnParams,
+    /// A connection in streaming mode, which turns to RDMA with this end as the MPA initiator; 0: a new
+    /// connection. `device`, `dst` and `src` are then those of the connection. With
+    /// [`FEATURE_STREAMING`](super::FEATURE_STREAMING).
+    pub stream: u32,
+    pub reserved: u32,
 }
 
 /// Connects a queue pair with the one of the peer that the program has named by GID and number
@@ -245,7 +250,14 @@ pub struct Listen {
     pub mpa: MpaOptions,
     /// Family 0 or the unspecified address: any. Port 0: the daemon chooses.
     pub addr: Addr,
+    /// `LISTEN_` bits.
+    pub flags: u32,
+    pub reserved: u32,
 }
+
+/// [`Listen::flags`]: connections begin in streaming mode; each is reported by
+/// [`CmEventKind::StreamOpened`]. With [`FEATURE_STREAMING`](super::FEATURE_STREAMING).
+pub const LISTEN_STREAMING: u32 = 1;
 
 /// A new listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -333,6 +345,12 @@ pub enum CmEventKind {
     /// The outcome of a [`FindService`](super::FindService): `qp_num` and `qkey` of the service, or `errno`
     /// and `reason`, with `sidr_status` if the peer has refused.
     ServiceReply = 12,
+    /// The connection `request` is in streaming mode: the outcome of [`OpenStream`](super::OpenStream) with
+    /// its `cookie`, or a connection of a peer to a listener with [`LISTEN_STREAMING`] and the listener's.
+    StreamOpened = 13,
+    /// A call on the connection `request` that did not transfer anything is to be repeated, or the
+    /// connection has ended (`errno` not 0).
+    StreamReady = 14,
 }
 
 impl CmEventKind {
@@ -352,6 +370,8 @@ impl CmEventKind {
             AddressError,
             ServiceRequest,
             ServiceReply,
+            StreamOpened,
+            StreamReady,
         ]
         .get((number as usize).wrapping_sub(1))
         .copied()

@@ -34,6 +34,7 @@ mod memory;
 mod queue_pair;
 mod session;
 mod shared_receive_queue;
+mod stream;
 mod values;
 
 pub use completion::*;
@@ -46,6 +47,7 @@ pub use memory::*;
 pub use queue_pair::*;
 pub use session::*;
 pub use shared_receive_queue::*;
+pub use stream::*;
 pub use values::*;
 
 use bytemuck::{Pod, Zeroable};
@@ -85,6 +87,10 @@ pub const FEATURE_SERVICES: u32 = 256;
 /// Feature: multicast groups of queue pairs of datagrams: [`AttachGroup`], [`DetachGroup`], and address
 /// handles of groups.
 pub const FEATURE_MULTICAST: u32 = 512;
+/// Feature: connections that begin in streaming mode: [`OpenStream`], [`SendStream`], [`ReceiveStream`],
+/// [`TurnStream`], [`EndStream`], [`Connect::stream`], [`Listen::flags`], with the events
+/// [`CmEventKind::StreamOpened`] and [`CmEventKind::StreamReady`].
+pub const FEATURE_STREAMING: u32 = 1024;
 /// The optional features that this side knows.
 pub const FEATURES: u32 = FEATURE_RESOLUTION
     | FEATURE_FAILURE_MARKS
@@ -95,7 +101,8 @@ pub const FEATURES: u32 = FEATURE_RESOLUTION
     | FEATURE_DOORBELL_WAIT
     | FEATURE_DATAGRAMS
     | FEATURE_SERVICES
-    | FEATURE_MULTICAST;
+    | FEATURE_MULTICAST
+    | FEATURE_STREAMING;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.
@@ -178,6 +185,11 @@ macro_rules! for_each_message {
             37 AnswerFindService -> Empty;
             38 AttachGroup -> Empty;
             39 DetachGroup -> Empty;
+            70 OpenStream -> IdReply;
+            71 SendStream -> SendStreamReply;
+            72 ReceiveStream -> ReceiveStreamReply;
+            73 TurnStream -> Empty;
+            74 EndStream -> Empty;
             50 ReregMr -> MrReply;
             51 AllocFastMr -> FastMrReply;
             52 AllocMw -> MwReply;
@@ -246,4 +258,6 @@ const _: () = assert!(size_of::<ListReply>() + size_of::<Header>() <= MAX_PACKET
 const _: () = assert!(size_of::<OperateReply>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<LoadFaults>() == 2904);
 const _: () = assert!(size_of::<StartCapture>() == 56 && size_of::<StartTrace>() == 64);
-const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEventMessage>() == 736);
+const _: () = assert!(size_of::<Connect>() == 608 && size_of::<CmEventMessage>() == 736);
+const _: () = assert!(size_of::<Listen>() == 80 && size_of::<OpenStream>() == 72);
+const _: () = assert!(size_of::<SendStream>() + size_of::<Header>() <= MAX_PACKET);
