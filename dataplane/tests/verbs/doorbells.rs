@@ -11,11 +11,9 @@ fn charged_memory(daemon: &Daemon) -> Vec<u64> {
     let statistics = daemon.context().read_stats().unwrap();
     let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
     let clients = statistics["clients"].as_array().unwrap().iter();
+    // The heap is a part of it.
     clients
-        .map(|client| {
-            let bytes = |key: &str| client[key].as_u64().unwrap();
-            bytes("memory_bytes") + bytes("heap_bytes")
-        })
+        .map(|client| client["memory_bytes"].as_u64().unwrap())
         .collect()
 }
 
