@@ -4,7 +4,7 @@
 use super::error_mapping::event_for_code;
 use super::state::{BuildError, CloseKind, CloseReason, RdmapState};
 use super::transmitter::OpenMessage;
-use super::{OutgoingTerminate, QueuePair};
+use super::{OutgoingTerminate, QueuePair, StreamClose};
 use crate::ddp::{Msn, QN_TERMINATE, UNTAGGED_HDR_LEN, UntaggedHeader};
 use crate::environment::{QpEnv, QpEvent};
 use crate::mpa::fpdu::LEN_FIELD;
@@ -83,7 +83,8 @@ impl QueuePair {
             return;
         }
         self.stream_open = false;
-        self.was_closed = true;
+        let ends_in_error = self.close == StreamClose::ToError;
+        self.close = StreamClose::Done;
         self.complete_ready(env);
         let was_open = matches!(self.state, RdmapState::Rts | RdmapState::Closing);
         if was_open && self.is_paired {
@@ -102,7 +103,7 @@ impl QueuePair {
         self.state = RdmapState::Error;
         let has_failed = self.flush_send_queue(env);
         self.flush_receive_queue(env);
-        if is_clean && !has_failed && !self.ends_in_error {
+        if is_clean && !has_failed && !ends_in_error {
             self.state = RdmapState::Idle;
         }
     }
@@ -110,8 +111,9 @@ impl QueuePair {
     /// Has a clean close end in ERROR, not in IDLE: receive work requests that are posted later are flushed and do
     /// not wait for another connection. A queue pair that is IDLE after such a close enters ERROR now.
     pub fn end_in_error<E: QpEnv>(&mut self, env: &mut E) {
-        self.ends_in_error = true;
-        if self.state == RdmapState::Idle && self.was_closed && !self.is_paired {
+        if self.close != StreamClose::Done {
+            self.close = StreamClose::ToError;
+        } else if self.state == RdmapState::Idle && !self.is_paired {
             self.state = RdmapState::Error;
             self.flush_queues(env);
         }

@@ -1,10 +1,10 @@
 //! Completions caused by acknowledgements, released buffers and the end of the stream.
 
-use super::QueuePair;
 use super::receive::{ReceiveContext, ReceiveState};
 use super::requester::{CompletionContext, Requester};
 use super::state::{DrainState, RdmapState};
 use super::transmitter::OpenMessage;
+use super::{QueuePair, StreamClose};
 use crate::environment::QpEnv;
 use crate::record::{FpduKind, FpduRecord, FpduRun};
 use std::ops::Range;
@@ -110,7 +110,7 @@ impl QueuePair {
     /// work request is flushed too, and the queue pair enters ERROR as if the request had been posted
     /// before the end. Receive work requests wait for the next connection.
     pub fn flush_queues<E: QpEnv>(&mut self, env: &mut E) {
-        let is_closed = self.state == RdmapState::Idle && self.was_closed;
+        let is_closed = self.state == RdmapState::Idle && self.close == StreamClose::Done;
         if is_closed && self.flush_send_queue(env) {
             self.state = RdmapState::Error;
         }

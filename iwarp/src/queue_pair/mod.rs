@@ -68,6 +68,17 @@ struct OutgoingTerminate {
     is_queued: bool,
 }
 
+/// Close of the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StreamClose {
+    /// It is not closed. A clean close ends in IDLE.
+    ToIdle,
+    /// It is not closed. A clean close ends in ERROR, too ([`QueuePair::end_in_error`]).
+    ToError,
+    /// There was a stream, which has been closed.
+    Done,
+}
+
 /// A queue pair.
 ///
 /// The order of the fields decides which cache lines a message touches: sending one and completing
@@ -89,10 +100,7 @@ pub struct QueuePair {
     answers_after_fin: bool,
     /// The stream is to be reset.
     wants_abort: bool,
-    /// There was a stream, which has been closed.
-    was_closed: bool,
-    /// See [`end_in_error`](Self::end_in_error).
-    ends_in_error: bool,
+    close: StreamClose,
     attr: QpInitAttr,
     transmitter: Transmitter,
     responder: Responder,
@@ -131,8 +139,7 @@ impl QueuePair {
             state: RdmapState::Idle,
             crc: false,
             stream_open: false,
-            was_closed: false,
-            ends_in_error: false,
+            close: StreamClose::ToIdle,
             wants_abort: false,
             answers_after_fin: false,
             may_send: false,

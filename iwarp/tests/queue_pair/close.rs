@@ -395,6 +395,30 @@ fn receives_of_an_idle_queue_pair_wait_for_the_next_connection() {
 }
 
 #[test]
+fn receives_are_flushed_after_the_last_connection() {
+    for is_late in [false, true] {
+        let (mut initiator, _) = pair();
+        if !is_late {
+            initiator.qp.end_in_error(&mut initiator.env);
+            assert_eq!(initiator.qp.state(), RdmapState::Rts);
+        }
+        initiator.qp.disconnect();
+        initiator
+            .qp
+            .on_tcp_closed(&mut initiator.env, CloseReason::Closed);
+        if is_late {
+            assert_eq!(initiator.qp.state(), RdmapState::Idle);
+            initiator.qp.end_in_error(&mut initiator.env);
+        }
+        assert_eq!(initiator.qp.state(), RdmapState::Error);
+        assert!(initiator.env.events.is_empty());
+        initiator.env.post_recv(5, &[]);
+        initiator.qp.flush_queues(&mut initiator.env);
+        assert_eq!(initiator.env.recv_statuses(), [(5, WcStatus::WR_FLUSH_ERR)]);
+    }
+}
+
+#[test]
 fn a_paired_queue_pair_fails_with_its_next_send_alone() {
     for reason in [
         CloseReason::Closed,
