@@ -29,41 +29,6 @@ static struct {
 static uint64_t zeroed[3 * PAGE / 8];
 static atomic_int done;
 
-static void create_qps(struct ibv_context *context)
-{
-	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq,
-					 .cap = { 4, 4, 1, 1, 0 } };
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = RIGHTS };
-	union ibv_gid gid;
-	int n;
-
-	expect(!ibv_query_gid(context, 1, 0, &gid), "ibv_query_gid");
-	for (n = 0; n < 2; n++)
-		expect((qps[n] = ibv_create_qp(pd, &init)) &&
-		       !ibv_modify_qp(qps[n], &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-				      IBV_QP_ACCESS_FLAGS), "a queue pair");
-	connect_qp(qps[0], qps[1], gid);
-	connect_qp(qps[1], qps[0], gid);
-}
-
-static void run_atomic(const struct ibv_mr *to, enum ibv_wr_opcode opcode, uint64_t number, uint64_t swap)
-{
-	struct ibv_sge place = { (uintptr_t)result->addr, 8, result->lkey };
-	struct ibv_send_wr wr = { .sg_list = &place, .num_sge = 1, .opcode = opcode,
-				  .send_flags = IBV_SEND_SIGNALED }, *bad;
-	struct ibv_wc wc;
-	int got;
-
-	wr.wr.atomic.remote_addr = (uintptr_t)to->addr;
-	wr.wr.atomic.compare_add = number;
-	wr.wr.atomic.swap = swap;
-	wr.wr.atomic.rkey = to->rkey;
-	expect(!ibv_post_send(qps[0], &wr, &bad), "ibv_post_send");
-	while (!(got = ibv_poll_cq(cq, 1, &wc)))
-		;
-	expect(got == 1 && !wc.status, ibv_wc_status_str(wc.status));
-}
-
 /* A region of one word is added to, compared and swapped; then the word is the program's again. */
 static void use(const char *kind, uint64_t *word, int may_work)
 {
@@ -80,11 +45,11 @@ static void use(const char *kind, uint64_t *word, int may_work)
 		}
 		expect(mr != NULL, kind);
 		*value = 7;
-		run_atomic(mr, IBV_WR_ATOMIC_FETCH_AND_ADD, 5, 0);
+		run_atomic(qps[0], result, mr, IBV_WR_ATOMIC_FETCH_AND_ADD, 5, 0);
 		expect(*value == 12 && *(volatile uint64_t *)&before == 7, kind);
-		run_atomic(mr, IBV_WR_ATOMIC_CMP_AND_SWP, 12, 99);
+		run_atomic(qps[0], result, mr, IBV_WR_ATOMIC_CMP_AND_SWP, 12, 99);
 		expect(*value == 99 && *(volatile uint64_t *)&before == 12, kind);
-		run_atomic(mr, IBV_WR_ATOMIC_CMP_AND_SWP, 12, 5);
+		run_atomic(qps[0], result, mr, IBV_WR_ATOMIC_CMP_AND_SWP, 12, 5);
 		expect(*value == 99 && *(volatile uint64_t *)&before == 99, kind);
 		expect(!ibv_dereg_mr(mr) && *value == 99, kind);
 	}
@@ -126,7 +91,7 @@ int main(int argc, char **argv)
 	expect(!ibv_query_device(context, &attr) &&
 	       attr.atomic_cap == (copies ? IBV_ATOMIC_HCA : IBV_ATOMIC_GLOB), "atomic_cap");
 	expect((result = ibv_reg_mr(pd, &before, 8, IBV_ACCESS_LOCAL_WRITE)) != NULL, "ibv_reg_mr");
-	create_qps(context);
+	create_pair(context, pd, cq, qps, RIGHTS);
 	expect(!pthread_create(&thread, NULL, count, &added), "a thread");
 	while (!atomic_load((_Atomic uint64_t *)&added))
 		;

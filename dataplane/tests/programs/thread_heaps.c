@@ -28,40 +28,6 @@ static struct ibv_mr *regions[THREADS][BLOCKS];
 static atomic_int beside_state, working = THREADS;
 static _Atomic(struct batch *) handed_over;
 
-static void create_qps(struct ibv_context *context)
-{
-	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq,
-					 .cap = { 4, 4, 1, 1, 0 } };
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = RIGHTS };
-	union ibv_gid gid;
-	int n;
-
-	expect(!ibv_query_gid(context, 1, 0, &gid), "ibv_query_gid");
-	for (n = 0; n < 2; n++)
-		expect((qps[n] = ibv_create_qp(pd, &init)) &&
-		       !ibv_modify_qp(qps[n], &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-				      IBV_QP_ACCESS_FLAGS), "a queue pair");
-	connect_qp(qps[0], qps[1], gid);
-	connect_qp(qps[1], qps[0], gid);
-}
-
-static void add(const struct ibv_mr *result, const struct ibv_mr *to, uint64_t number)
-{
-	struct ibv_sge place = { (uintptr_t)result->addr, 8, result->lkey };
-	struct ibv_send_wr wr = { .sg_list = &place, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-				  .send_flags = IBV_SEND_SIGNALED }, *bad;
-	struct ibv_wc wc;
-	int got;
-
-	wr.wr.atomic.remote_addr = (uintptr_t)to->addr;
-	wr.wr.atomic.compare_add = number;
-	wr.wr.atomic.rkey = to->rkey;
-	expect(!ibv_post_send(qps[0], &wr, &bad), "ibv_post_send");
-	while (!(got = ibv_poll_cq(cq, 1, &wc)))
-		;
-	expect(got == 1 && !wc.status, "completion");
-}
-
 /* A child of a thread whose blocks other threads free allocates from the same heap. */
 static void make_child(void)
 {
@@ -138,7 +104,7 @@ int main(void)
 
 	expect(context && (pd = ibv_alloc_pd(context)) && (cq = ibv_create_cq(context, 8, NULL, NULL, 0)), "a device");
 	expect((result = ibv_reg_mr(pd, &before, 8, IBV_ACCESS_LOCAL_WRITE)) != NULL, "ibv_reg_mr");
-	create_qps(context);
+	create_pair(context, pd, cq, qps, RIGHTS);
 	pthread_barrier_init(&started, NULL, THREADS);
 	pthread_barrier_init(&registered, NULL, THREADS + 1);
 	pthread_barrier_init(&posted, NULL, THREADS + 1);
@@ -147,7 +113,7 @@ int main(void)
 	pthread_barrier_wait(&registered);
 	for (n = 0; n < THREADS; n++)
 		for (i = 0; i < BLOCKS; i++)
-			add(result, regions[n][i], 5);
+			run_atomic(qps[0], result, regions[n][i], IBV_WR_ATOMIC_FETCH_AND_ADD, 5, 0);
 	pthread_barrier_wait(&posted);
 	expect(!pthread_create(&releaser, NULL, release_all, NULL), "a thread");
 	for (n = 0; n < THREADS; n++)
