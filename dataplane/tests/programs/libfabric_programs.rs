@@ -5,7 +5,7 @@ use crate::common::Daemon;
 use crate::common::programs::{
     Program, await_kernel_listener, free_port, is_installed, received_bytes,
 };
-use crate::common::python::python_programs;
+use crate::common::python::MpiRun;
 
 /// Each process checks every octet that it receives.
 const MPI_PROGRAM: &str = r#"
@@ -72,31 +72,16 @@ fn exchange_and_verify(line: &str) {
     assert!(received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1") > 40 << 20);
 }
 
-/// Runs the program with these numbers of processes, whose data has to go over siwd.
+/// Runs the program with these numbers of processes. Three round trips of all sizes have to go over siwd.
 fn run_mpi(packages: &[&str], variables: &str, counts: &[u32]) {
-    let Some(programs) = python_programs(packages) else {
-        return;
-    };
-    let daemon = Daemon::loopback();
-    let script = daemon.dir.path().join("exchange.py");
-    std::fs::write(&script, MPI_PROGRAM).unwrap();
-    let programs = programs.display();
-    for &count in counts {
-        let before = received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1");
-        let line = format!(
-            "env FI_PROVIDER=verbs;ofi_rxm {variables} \
-             {programs}/mpiexec -n {count} {programs}/python {}",
-            script.display()
-        );
-        let said = Program::start(&daemon, &line).succeed();
-        for rank in 0..count {
-            let expected = format!("rank {rank} of {count} is right");
-            assert!(said.contains(&expected), "{said}");
-        }
-        // Three round trips of all sizes went over siwd.
-        let after = received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1");
-        assert!(after - before > 6 * (1 << 20), "{} bytes", after - before);
+    MpiRun {
+        packages,
+        begin: &format!("env FI_PROVIDER=verbs;ofi_rxm {variables}"),
+        program: MPI_PROGRAM,
+        argument: "",
+        least_bytes: 6 * (1 << 20),
     }
+    .run(counts);
 }
 
 #[test]
