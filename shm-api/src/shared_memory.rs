@@ -7,7 +7,7 @@
 
 use crate::fault_guard::GuardedMapping;
 use crate::prefetch::{prefetch_line, prefetch_lines};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
@@ -445,13 +445,14 @@ impl SharedMemory {
         self.ptr_at(offset, len)
     }
 
-    /// Copies `src` to `offset`.
+    /// Copies `src` to `offset`. A program that polls the last word sees it only with all other bytes,
+    /// and may change it at once ([`copy_to_polled`]).
     #[inline]
     pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), OutOfBounds> {
         let dst = self.writable_ptr_at(offset, src.len())?;
         // SAFETY: `src` is readable, and `dst` is valid for the same number of writable bytes. Other
         // threads and processes may access those at the same time.
-        unsafe { copy_bytes(src.as_ptr(), dst, src.len()) };
+        unsafe { copy_to_polled(src.as_ptr(), dst, src.len()) };
         Ok(())
     }
 
@@ -569,6 +570,76 @@ pub unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
     }
     // SAFETY: the caller's promise.
     unsafe { call_memcpy(source, destination, len) }
+}
+
+/// As [`copy_bytes`], for memory that a program may poll, as many programs poll the target of an RDMA
+/// WRITE, instead of waiting for a completion. The last word (the bytes from the last multiple of 8 on) is
+/// stored after all others, and once: as soon as the program sees it, the program may read the rest and
+/// clear the word for the next WRITE. The C library's copy stores 4, 8, 16, 32 or 64 bytes twice, and the
+/// end of longer ones in descending order; a word cleared between two stores would seem to be written anew.
+///
+/// # Safety
+///
+/// Same as for [`copy_bytes`].
+#[inline]
+pub unsafe fn copy_to_polled(source: *const u8, destination: *mut u8, len: usize) {
+    let last = last_word_len(destination, len);
+    let rest = len - last;
+    // SAFETY: the caller's promise, for both parts.
+    unsafe {
+        if rest > 0 {
+            copy_bytes(source, destination, rest);
+        }
+        store_word(source.add(rest), destination.add(rest), last);
+    }
+}
+
+const WORD: usize = size_of::<u64>();
+
+/// Number of bytes from the last multiple of 8 before the end of `len` bytes at `destination`.
+#[inline]
+fn last_word_len(destination: *mut u8, len: usize) -> usize {
+    let end = destination.addr().wrapping_add(len);
+    (end.wrapping_sub(1) % WORD + 1).min(len)
+}
+
+/// Stores at most a word, each byte once, in ascending order; a whole word at once.
+///
+/// # Safety
+///
+/// As for [`copy_bytes`]; all bytes at `destination` are of the same aligned word.
+#[inline]
+unsafe fn store_word(source: *const u8, destination: *mut u8, len: usize) {
+    if len == WORD {
+        // SAFETY: the caller's promise; a whole word is aligned.
+        return unsafe {
+            let word = source.cast::<u64>().read_unaligned();
+            AtomicU64::from_ptr(destination.cast()).store(word, Ordering::Release);
+        };
+    }
+    let mut done = 0;
+    while done < len {
+        let (left, align) = (
+            len - done,
+            1 << (destination.addr() + done).trailing_zeros(),
+        );
+        // SAFETY: the caller's promise; the length is at most the alignment of the address.
+        done += unsafe {
+            let (from, to) = (source.add(done), destination.add(done));
+            if left >= 4 && align >= 4 {
+                let part = from.cast::<u32>().read_unaligned();
+                AtomicU32::from_ptr(to.cast()).store(part, Ordering::Release);
+                4
+            } else if left >= 2 && align >= 2 {
+                let part = from.cast::<u16>().read_unaligned();
+                AtomicU16::from_ptr(to.cast()).store(part, Ordering::Release);
+                2
+            } else {
+                AtomicU8::from_ptr(to).store(from.read(), Ordering::Release);
+                1
+            }
+        };
+    }
 }
 
 /// Shortest copy for which the C library uses a string instruction (`rep movsb`), rounded down; glibc's

@@ -1,6 +1,7 @@
 //! Shared memory: mappings of one file, bounds, seals, page sizes.
 
 use siw_shm::shared_memory::{OutOfBounds, PageSize, SharedMemory};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 fn clone_memfd(memory: &SharedMemory) -> rustix::fd::OwnedFd {
     memory.memfd().unwrap().try_clone_to_owned().unwrap()
@@ -15,23 +16,57 @@ fn two_mappings_of_a_region_see_each_other() {
     let mut buf = [0; 5];
     other.read(4000, &mut buf).unwrap();
     assert_eq!(&buf, b"hello");
-    memory
-        .atomic_u32(16)
-        .unwrap()
-        .store(7, std::sync::atomic::Ordering::Release);
-    assert_eq!(
-        other
-            .atomic_u32(16)
-            .unwrap()
-            .load(std::sync::atomic::Ordering::Acquire),
-        7
-    );
+    memory.atomic_u32(16).unwrap().store(7, Ordering::Release);
+    assert_eq!(other.atomic_u32(16).unwrap().load(Ordering::Acquire), 7);
     other.copy_to(4000, &memory, 4002, 5).unwrap();
     memory.read(4002, &mut buf).unwrap();
     assert_eq!(&buf, b"hello");
     memory.fill_zero(0, 8192).unwrap();
     other.read(4002, &mut buf).unwrap();
     assert_eq!(buf, [0; 5]);
+}
+
+/// Waits in short turns for what another thread does.
+fn await_other(mut is_done: impl FnMut() -> bool) {
+    while !(0..1000).any(|_| {
+        std::hint::spin_loop();
+        is_done()
+    }) {
+        std::thread::yield_now();
+    }
+}
+
+/// As programs do that poll the target of an RDMA WRITE: they read all of it when its end has changed,
+/// clear the end, and expect it to stay clear until the next WRITE.
+#[test]
+fn the_last_word_of_a_copy_is_stored_last_and_once() {
+    const ROUNDS: u32 = 20_000;
+    let lens = [4, 8, 12, 16, 20, 32, 64, 66, 128, 256, 300, 1442, 4096];
+    let memory = SharedMemory::new_anonymous(1 << 16).unwrap();
+    let cleared = AtomicU32::new(0);
+    for (len, start) in lens.into_iter().flat_map(|len| [(len, 0), (len, 4)]) {
+        let end = memory.atomic_u32((start + len - 1) & !3).unwrap();
+        cleared.store(0, Ordering::Release);
+        std::thread::scope(|scope| {
+            let poller = scope.spawn(|| {
+                let mut bytes = vec![0; len];
+                for round in 1..=ROUNDS {
+                    await_other(|| end.load(Ordering::Acquire) != 0);
+                    memory.read(start, &mut bytes).unwrap();
+                    end.store(0, Ordering::Release);
+                    cleared.store(round, Ordering::Release);
+                    let is_whole = bytes.iter().all(|byte| *byte == round as u8 | 1);
+                    assert!(is_whole, "{len} bytes at {start}, round {round}");
+                }
+            });
+            for round in 1..=ROUNDS {
+                memory.write(start, &vec![round as u8 | 1; len]).unwrap();
+                await_other(|| cleared.load(Ordering::Acquire) == round || poller.is_finished());
+                let again = end.load(Ordering::Acquire);
+                assert_eq!(again, 0, "{len} bytes at {start}, round {round}");
+            }
+        });
+    }
 }
 
 #[test]

@@ -12,12 +12,17 @@
 #[cfg(target_arch = "x86_64")]
 use super::crc_fold::{self, LINE_LEN};
 use crate::crc;
+use siw_shm::shared_memory::copy_to_polled;
 use siw_shm::{OutOfBounds, SharedMemory};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 /// Length of a gap: one 32-bit lane of a vector.
 pub const GAP_LEN: usize = 4;
+
+/// Bytes at the end of a piece that [`copy_to_polled`] copies: no vector stores its last word.
+#[cfg(target_arch = "x86_64")]
+const POLLED_LEN: usize = 8;
 
 /// Positions of the gaps in a byte sequence: they begin `SPACING` bytes apart.
 ///
@@ -281,7 +286,7 @@ unsafe fn copy_without_gaps<const SPACING: usize>(
     }
     // SAFETY: the pieces lie within `src`, and their total length is `len`.
     gaps.for_each_piece(src.len(), |from, to, piece_len| unsafe {
-        std::ptr::copy_nonoverlapping(src.as_ptr().add(from), dst.add(to), piece_len);
+        copy_to_polled(src.as_ptr().add(from), dst.add(to), piece_len);
     });
     true
 }
@@ -301,8 +306,9 @@ unsafe fn copy_without_gaps_avx512<const SPACING: usize>(
         // piece of at least one vector, no access of a whole vector reaches beyond the piece.
         unsafe {
             let (from, to) = (src.as_ptr().add(from), dst.add(to));
+            let (piece, piece_len) = (piece_len, piece_len.saturating_sub(POLLED_LEN));
             if piece_len < LINE_LEN {
-                return std::ptr::copy_nonoverlapping(from, to, piece_len);
+                return copy_to_polled(from, to, piece);
             }
             let head = _mm512_loadu_si512(from.cast::<__m512i>());
             let tail = _mm512_loadu_si512(from.add(piece_len - LINE_LEN).cast::<__m512i>());
@@ -314,6 +320,7 @@ unsafe fn copy_without_gaps_avx512<const SPACING: usize>(
                 done += LINE_LEN;
             }
             _mm512_storeu_si512(to.add(piece_len - LINE_LEN).cast::<__m512i>(), tail);
+            copy_to_polled(from.add(piece_len), to.add(piece_len), piece - piece_len);
         }
     });
 }
