@@ -575,8 +575,9 @@ pub unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
 /// As [`copy_bytes`], for memory that a program may poll, as many programs poll the target of an RDMA
 /// WRITE, instead of waiting for a completion. The last word (the bytes from the last multiple of 8 on) is
 /// stored after all others, and once: as soon as the program sees it, the program may read the rest and
-/// clear the word for the next WRITE. The C library's copy stores 4, 8, 16, 32 or 64 bytes twice, and the
-/// end of longer ones in descending order; a word cleared between two stores would seem to be written anew.
+/// clear the word for the next WRITE. The C library's copy stores 4, 8 or 16 bytes twice, and the end of
+/// other lengths before bytes in front of it (`findings/memcpy-stores-short-copies-twice.sh`): a word cleared
+/// between two stores would seem to be written anew.
 ///
 /// # Safety
 ///
