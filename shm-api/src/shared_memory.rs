@@ -584,41 +584,37 @@ pub unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
 /// Same as for [`copy_bytes`].
 #[inline]
 pub unsafe fn copy_to_polled(source: *const u8, destination: *mut u8, len: usize) {
-    let last = last_word_len(destination, len);
-    let rest = len - last;
-    // SAFETY: the caller's promise, for both parts.
+    let end = destination.addr().wrapping_add(len);
+    if len < WORD || !end.is_multiple_of(WORD) {
+        // SAFETY: the caller's promise.
+        return unsafe { copy_to_polled_part(source, destination, len) };
+    }
+    let rest = len - WORD;
+    // SAFETY: the caller's promise, for both parts; the end is aligned.
     unsafe {
         if rest > 0 {
             copy_bytes(source, destination, rest);
         }
-        store_word(source.add(rest), destination.add(rest), last);
+        let word = source.add(rest).cast::<u64>().read_unaligned();
+        AtomicU64::from_ptr(destination.add(rest).cast()).store(word, Ordering::Release);
     }
 }
 
 const WORD: usize = size_of::<u64>();
 
-/// Number of bytes from the last multiple of 8 before the end of `len` bytes at `destination`.
-#[inline]
-fn last_word_len(destination: *mut u8, len: usize) -> usize {
-    let end = destination.addr().wrapping_add(len);
-    (end.wrapping_sub(1) % WORD + 1).min(len)
-}
-
-/// Stores at most a word, each byte once, in ascending order; a whole word at once.
+/// [`copy_to_polled`] whose last word is not written as a whole: its bytes are stored in ascending order.
 ///
 /// # Safety
 ///
-/// As for [`copy_bytes`]; all bytes at `destination` are of the same aligned word.
-#[inline]
-unsafe fn store_word(source: *const u8, destination: *mut u8, len: usize) {
-    if len == WORD {
-        // SAFETY: the caller's promise; a whole word is aligned.
-        return unsafe {
-            let word = source.cast::<u64>().read_unaligned();
-            AtomicU64::from_ptr(destination.cast()).store(word, Ordering::Release);
-        };
+/// Same as for [`copy_bytes`].
+#[inline(never)]
+unsafe fn copy_to_polled_part(source: *const u8, destination: *mut u8, len: usize) {
+    let end = destination.addr().wrapping_add(len);
+    let mut done = len.saturating_sub(end.wrapping_sub(1) % WORD + 1);
+    if done > 0 {
+        // SAFETY: the caller's promise.
+        unsafe { copy_bytes(source, destination, done) };
     }
-    let mut done = 0;
     while done < len {
         let (left, align) = (
             len - done,

@@ -182,6 +182,16 @@ fn later(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0
 }
 
+/// Octets of a segment up to `end` beyond what is acknowledged; none if it is sent again although it has been
+/// acknowledged as a whole.
+fn octets_beyond(end: u32, acked: u32) -> u32 {
+    if later(end, acked) {
+        end.wrapping_sub(acked)
+    } else {
+        0
+    }
+}
+
 fn flags(header: &TcpHeader) -> String {
     let set = [
         (header.syn, "SYN"),
@@ -472,7 +482,7 @@ impl Tcp {
         if is_lost {
             return;
         }
-        self.beyond = self.beyond.max(end.wrapping_sub(self.acked));
+        self.beyond = self.beyond.max(octets_beyond(end, self.acked));
         self.last_packet = received.frame.get(14..).unwrap_or_default().to_vec();
         self.seen.push(SeenSegment {
             seq,
@@ -844,5 +854,18 @@ impl Drop for Tcp {
             self.send_reset(0);
         }
         self.station.detach(self.port, self.peer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_that_was_acknowledged_is_not_beyond() {
+        for acked in [1000, 10, u32::MAX] {
+            let at = |offset: i32| octets_beyond(acked.wrapping_add_signed(offset), acked);
+            assert_eq!([at(960), at(1), at(0), at(-960)], [960, 1, 0, 0]);
+        }
     }
 }
