@@ -24,7 +24,7 @@ use siw_lab::record::{self, Record};
 use siw_lab::reference::{Lie, Reference};
 use siw_lab::report::{Entry, Report, Settings, VERSION, file_name, write_pcapng};
 use siw_lab::script::{Clients, Outcome, Running, Target, Verdict};
-use siw_lab::suite::{Instance, Ran, run_all};
+use siw_lab::suite::{Instance, Ran, order, run_all};
 use siw_lab::via::{self, LocalLink, Programs, Siwd};
 use siw_lab::{capture, catalogue, conformance, mutate};
 
@@ -1059,10 +1059,7 @@ fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) 
             "no case is selected (cases that may crash a kernel need --hazard, those with the agent --agent, those with settings of the target --setting)"
         );
     }
-    if is_siwd {
-        // A siwd for each set of settings; the plain one comes first.
-        instances.sort_by(|a, b| a.case.settings.cmp(&b.case.settings));
-    }
+    order(&mut instances, is_siwd);
     std::fs::create_dir_all(&run.output)
         .with_context(|| format!("cannot make {}", run.output.display()))?;
     let output = run.output.canonicalize()?;

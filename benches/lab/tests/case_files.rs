@@ -6,6 +6,7 @@ use std::path::Path;
 use siw_lab::case::{Expr, StepKind, Term, Value, built_in, parse};
 use siw_lab::conformance;
 use siw_lab::expect::Peer;
+use siw_lab::suite::{Instance, order};
 
 const HEAD: &str = "case X-1 \"title\"\nrfc 5041 7.1 MUST \"sentence\"\n";
 
@@ -28,6 +29,24 @@ fn built_in_cases_are_right_and_unique() {
             case.group()
         );
     }
+}
+
+#[test]
+fn cases_with_an_impaired_path_come_last_of_their_target() {
+    let cases = built_in().unwrap();
+    let instance = |case| Instance {
+        case,
+        params: Vec::new(),
+    };
+    let mut instances: Vec<_> = cases.iter().map(instance).collect();
+    order(&mut instances, true);
+    let run: Vec<_> = instances.iter().map(|instance| instance.case).collect();
+    for target in run.chunk_by(|a, b| a.settings == b.settings) {
+        assert!(target.is_sorted_by_key(|case| case.impairs_path()));
+    }
+    let place = |id| run.iter().position(|case| case.id == id).unwrap();
+    assert!(run[0].settings.is_empty());
+    assert!(place("IMP-05") > place("TCP-07") && place("TCP-07") > place("TCP-06"));
 }
 
 #[test]
