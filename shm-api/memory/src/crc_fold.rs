@@ -202,16 +202,8 @@ pub(crate) fn fold_remainder(folded: __m512i) -> u32 {
 #[inline]
 #[target_feature(enable = "sse4.2")]
 pub(crate) fn continue_short(crc: u32, data: &[u8]) -> u32 {
-    // Four words in a turn: an FPDU of a short message has about ten, and a loop over each would be half of
-    // the instructions.
-    let (blocks, rest) = data.as_chunks::<32>();
+    let (words, bytes) = data.as_chunks::<8>();
     let mut remainder = u64::from(crc);
-    for block in blocks {
-        for word in block.as_chunks::<8>().0 {
-            remainder = _mm_crc32_u64(remainder, u64::from_le_bytes(*word));
-        }
-    }
-    let (words, bytes) = rest.as_chunks::<8>();
     for word in words {
         remainder = _mm_crc32_u64(remainder, u64::from_le_bytes(*word));
     }
