@@ -572,6 +572,9 @@ pub unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
     unsafe { call_memcpy(source, destination, len) }
 }
 
+/// Length of the word that [`copy_to_polled`] stores last.
+pub const POLLED_WORD: usize = size_of::<u64>();
+
 /// As [`copy_bytes`], for memory that a program may poll, as many programs poll the target of an RDMA
 /// WRITE, instead of waiting for a completion. The last word (the bytes from the last multiple of 8 on) is
 /// stored after all others, and once: as soon as the program sees it, the program may read the rest and
@@ -585,11 +588,11 @@ pub unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
 #[inline]
 pub unsafe fn copy_to_polled(source: *const u8, destination: *mut u8, len: usize) {
     let end = destination.addr().wrapping_add(len);
-    if len < WORD || !end.is_multiple_of(WORD) {
+    if len < POLLED_WORD || !end.is_multiple_of(POLLED_WORD) {
         // SAFETY: the caller's promise.
         return unsafe { copy_to_polled_part(source, destination, len) };
     }
-    let rest = len - WORD;
+    let rest = len - POLLED_WORD;
     // SAFETY: the caller's promise, for both parts; the end is aligned.
     unsafe {
         if rest > 0 {
@@ -600,8 +603,6 @@ pub unsafe fn copy_to_polled(source: *const u8, destination: *mut u8, len: usize
     }
 }
 
-const WORD: usize = size_of::<u64>();
-
 /// [`copy_to_polled`] whose last word is not written as a whole: its bytes are stored in ascending order.
 ///
 /// # Safety
@@ -610,24 +611,21 @@ const WORD: usize = size_of::<u64>();
 #[inline(never)]
 unsafe fn copy_to_polled_part(source: *const u8, destination: *mut u8, len: usize) {
     let end = destination.addr().wrapping_add(len);
-    let mut done = len.saturating_sub(end.wrapping_sub(1) % WORD + 1);
+    let mut done = len.saturating_sub(end.wrapping_sub(1) % POLLED_WORD + 1);
     if done > 0 {
         // SAFETY: the caller's promise.
         unsafe { copy_bytes(source, destination, done) };
     }
     while done < len {
-        let (left, align) = (
-            len - done,
-            1 << (destination.addr() + done).trailing_zeros(),
-        );
-        // SAFETY: the caller's promise; the length is at most the alignment of the address.
+        let (left, address) = (len - done, destination.addr() + done);
+        // SAFETY: the caller's promise; the address is a multiple of the length.
         done += unsafe {
             let (from, to) = (source.add(done), destination.add(done));
-            if left >= 4 && align >= 4 {
+            if left >= 4 && address.is_multiple_of(4) {
                 let part = from.cast::<u32>().read_unaligned();
                 AtomicU32::from_ptr(to.cast()).store(part, Ordering::Release);
                 4
-            } else if left >= 2 && align >= 2 {
+            } else if left >= 2 && address.is_multiple_of(2) {
                 let part = from.cast::<u16>().read_unaligned();
                 AtomicU16::from_ptr(to.cast()).store(part, Ordering::Release);
                 2

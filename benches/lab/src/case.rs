@@ -280,13 +280,13 @@ impl Case {
         self.id.split('-').next().unwrap_or(&self.id)
     }
 
-    /// Whether the path loses, delays or reorders frames in the case.
+    /// Returns true if the path loses, delays or reorders frames in the case.
     pub fn impairs_path(&self) -> bool {
         let mut kinds = self.steps.iter().map(|step| &step.kind);
         self.path.is_some() || kinds.any(|kind| matches!(kind, StepKind::Impair(_)))
     }
 
-    /// Whether the case runs only with the agent.
+    /// Returns true if the case runs only with the agent.
     pub fn needs_agent(&self) -> bool {
         matches!(
             self.start,

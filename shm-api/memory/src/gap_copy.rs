@@ -12,17 +12,13 @@
 #[cfg(target_arch = "x86_64")]
 use super::crc_fold::{self, LINE_LEN};
 use crate::crc;
-use siw_shm::shared_memory::copy_to_polled;
+use siw_shm::shared_memory::{POLLED_WORD, copy_to_polled};
 use siw_shm::{OutOfBounds, SharedMemory};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 /// Length of a gap: one 32-bit lane of a vector.
 pub const GAP_LEN: usize = 4;
-
-/// Bytes at the end of a piece that [`copy_to_polled`] copies: no vector stores its last word.
-#[cfg(target_arch = "x86_64")]
-const POLLED_LEN: usize = 8;
 
 /// Positions of the gaps in a byte sequence: they begin `SPACING` bytes apart.
 ///
@@ -305,11 +301,14 @@ unsafe fn copy_without_gaps_avx512<const SPACING: usize>(
         // SAFETY: the piece lies within `src`, and its destination within the bytes of `dst`. For a
         // piece of at least one vector, no access of a whole vector reaches beyond the piece.
         unsafe {
+            let is_last = from + piece_len == src.len();
             let (from, to) = (src.as_ptr().add(from), dst.add(to));
-            let (piece, piece_len) = (piece_len, piece_len.saturating_sub(POLLED_LEN));
-            if piece_len < LINE_LEN {
-                return copy_to_polled(from, to, piece);
+            if piece_len < LINE_LEN + POLLED_WORD {
+                return copy_to_polled(from, to, piece_len);
             }
+            // No vector stores the last word of the data.
+            let polled_len = if is_last { POLLED_WORD } else { 0 };
+            let piece_len = piece_len - polled_len;
             let head = _mm512_loadu_si512(from.cast::<__m512i>());
             let tail = _mm512_loadu_si512(from.add(piece_len - LINE_LEN).cast::<__m512i>());
             _mm512_storeu_si512(to.cast::<__m512i>(), head);
@@ -320,7 +319,9 @@ unsafe fn copy_without_gaps_avx512<const SPACING: usize>(
                 done += LINE_LEN;
             }
             _mm512_storeu_si512(to.add(piece_len - LINE_LEN).cast::<__m512i>(), tail);
-            copy_to_polled(from.add(piece_len), to.add(piece_len), piece - piece_len);
+            if is_last {
+                copy_to_polled(from.add(piece_len), to.add(piece_len), polled_len);
+            }
         }
     });
 }
