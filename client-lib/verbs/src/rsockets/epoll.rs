@@ -41,6 +41,9 @@ pub struct Instance {
     inner: KeptDescriptor,
     /// Wakes a waiting thread for a new candidate.
     wake: KeptDescriptor,
+    /// `wake` has been written and not been read since; programs change what they watch many times between
+    /// two waits.
+    is_woken: AtomicBool,
     watches: ProcessMutex<Watches>,
     /// There are some in `nested`.
     is_outer: AtomicBool,
@@ -158,8 +161,11 @@ impl Instance {
         self.nested.lock_or_end_call()
     }
 
-    /// Has a waiting thread check the candidates.
+    /// Has a waiting thread check the candidates, to which the caller has added its own.
     fn wake(&self) {
+        if self.is_woken.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -178,6 +184,7 @@ impl Instance {
             mark,
             inner,
             wake,
+            is_woken: AtomicBool::new(false),
             watches: ProcessMutex::default(),
             is_outer: AtomicBool::new(false),
             nested: ProcessMutex::default(),
@@ -266,6 +273,9 @@ impl Instance {
             if number == WAKE {
                 let mut buffer = [0; 8];
                 let _ = rustix::io::read(&self.wake, &mut buffer);
+                // After the read, so that `wake` holds what it says; before this thread, or its next call,
+                // looks at the candidates.
+                self.is_woken.swap(false, Ordering::AcqRel);
                 continue;
             }
             let descriptor = number as c_int;
