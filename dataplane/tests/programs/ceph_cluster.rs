@@ -86,8 +86,13 @@ fn objects_are_kept_over_the_iwarp_messenger() {
     let monitor = start_listening(&daemon, &line("ceph-mon -f -i a"));
     let said = call(&format!("ceph osd new {OSD_UUID}"));
     assert!(said.lines().any(|line| line == "0"), "{said}");
-    call(&format!("ceph-osd --mkfs -i 0 --osd-uuid {OSD_UUID}"));
-    let osd = Program::start(&daemon, &line("ceph-osd -f -i 0"));
+    // From Ceph 17 on, an OSD ends without its plugins, which are where the package was unpacked.
+    let program = std::fs::read_link(format!("/proc/{}/exe", monitor.id())).unwrap();
+    let libraries = format!("lib/{}-linux-gnu/ceph", std::env::consts::ARCH);
+    let plugins = program.ancestors().nth(2).unwrap().join(libraries);
+    let osd = format!("ceph-osd -i 0 --plugin_dir {}", plugins.display());
+    call(&format!("{osd} --mkfs --osd-uuid {OSD_UUID}"));
+    let osd = Program::start(&daemon, &line(&format!("{osd} -f")));
     call("ceph osd pool create objects 8");
 
     // Requests wait until the OSD serves its placement groups.
