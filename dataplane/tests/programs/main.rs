@@ -13,6 +13,7 @@ mod doctor;
 mod documented_commands;
 mod ending_programs;
 mod fault_plans;
+mod faulted_programs;
 mod infiniband_programs;
 mod iser_programs;
 mod killed_programs;
