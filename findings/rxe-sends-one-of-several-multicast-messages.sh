@@ -3,7 +3,7 @@
 # sends all. mckey(1), the program of librdmacm for this, counts completions without a look at their status, and reports
 # success.
 #
-# Seen with the kernels 6.1.192-2 of Debian 12, 6.12.117-1 of Debian 13 and 7.2.13-1 of sid:
+# Seen with the kernels 6.1.192-3 of Debian 12, 6.12.117-1 of Debian 13 and 7.2.13-1 of sid:
 #   6.1: mckey says data transfers complete; 10 packets sent
 #   6.12: mckey says data transfers complete; 1 packets sent
 #   7.2: mckey says data transfers complete; 1 packets sent
