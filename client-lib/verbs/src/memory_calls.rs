@@ -5,10 +5,12 @@
 use crate::export::{bare_functions, c_functions};
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Once, OnceLock};
 
 use siw::memory_calls::{Madvise, Mmap, Mremap, Munmap};
+
+type Free = unsafe extern "C" fn(*mut c_void);
 
 /// Functions that come next after those of this library: the C library's, another allocator's, or another
 /// override's. A program may have hooked them, so they are called instead of the kernel.
@@ -80,7 +82,7 @@ next_functions! {
     fn next_mlockall = c"mlockall": unsafe extern "C" fn(c_int) -> c_int;
     fn next_madvise = c"madvise": Madvise;
     fn next_mremap = c"mremap": Mremap;
-    fn next_free = c"free": unsafe extern "C" fn(*mut c_void);
+    fn next_free = c"free": Free;
     fn next_mmap = c"mmap": Mmap;
     fn next_mmap64 = c"mmap64": Mmap;
     fn next_munmap = c"munmap": Munmap;
@@ -243,12 +245,31 @@ unsafe fn unmap_pages(address: *mut c_void, len: usize) -> c_int {
     unsafe { siw::memory_calls::munmap(next_munmap(), address as usize, len) }
 }
 
+/// free(3) for blocks that dlsym(3) releases while it looks for free(3) itself, as that of the GNU C library 2.43
+/// does with the text of an earlier error; `None`: it is looking, and the block is left, or it would look for ever.
+fn next_free_while_searching() -> Option<Free> {
+    static IS_FOUND: AtomicBool = AtomicBool::new(false);
+    static IS_SEARCHING: AtomicBool = AtomicBool::new(false);
+    if !IS_FOUND.load(Ordering::Relaxed) {
+        if IS_SEARCHING.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        next_free();
+        IS_FOUND.store(true, Ordering::Relaxed);
+        IS_SEARCHING.store(false, Ordering::Relaxed);
+    }
+    Some(next_free())
+}
+
 /// free(3).
 unsafe fn free_block(block: *mut c_void) {
+    let Some(next) = next_free_while_searching() else {
+        return;
+    };
     // SAFETY: the caller's promise.
     unsafe {
         let gives_up = !block.is_null() && siw::memory_calls::gives_up_idle(block as usize);
-        next_free()(block);
+        next(block);
         if gives_up {
             siw::memory_calls::reclaim_given_up();
         }

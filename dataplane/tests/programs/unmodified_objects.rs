@@ -2,7 +2,7 @@
 //! contexts, across fork(2), with descriptors in the program's own modes, and without privilege.
 //! The C programs are in `dataplane/tests/programs/` and run by `siwrun`.
 
-use crate::common::c_programs::run_to_done;
+use crate::common::c_programs::{can_compile, compile_with, run_to_done};
 use crate::common::programs::{Program, is_installed, skip_for_lack_of};
 use crate::common::{Daemon, LOOPBACK};
 use std::io::Write;
@@ -40,6 +40,20 @@ fn threads_share_every_object() {
     };
     let said = run(&daemon, &format!("{} 5000", program.display()));
     assert!(said.contains("5000 messages"), "{said}");
+}
+
+/// The library's own free(3) and realloc(3) are called while it looks for those that come next.
+#[test]
+fn a_dlsym_that_releases_memory_finds_the_next_functions() {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/freeing_dlsym.c");
+    let flags = ["-O2".to_owned(), "-rdynamic".to_owned()];
+    let (program, _) = compile_with(&daemon, &source, &flags);
+    let said = run(&daemon, &program.display().to_string());
+    assert!(said.contains("done"), "{said}");
 }
 
 #[test]
