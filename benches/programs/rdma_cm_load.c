@@ -12,23 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "load.h"
 
 #define TIMEOUT_MS 2000
-
-static void die(const char *what)
-{
-	perror(what);
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
-}
 
 /* One end: its connection identifiers, and the objects that they share. */
 struct end {

@@ -16,8 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "load.h"
 
 enum { PAGE = 4096, RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
 
@@ -27,14 +28,6 @@ static void expect(int holds, const char *what)
 		fprintf(stderr, "%s: %s\n", what, strerror(errno));
 		exit(1);
 	}
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
 }
 
 /* A field of /proc/self/status, in MiB. */

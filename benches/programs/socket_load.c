@@ -11,26 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "load.h"
 
 #define MESSAGE 64
 
 static int listener, total;
-
-static void die(const char *what)
-{
-	perror(what);
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
-}
 
 static void *serve(void *none)
 {

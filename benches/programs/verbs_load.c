@@ -12,27 +12,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "load.h"
 
 #define BATCH 16
 #define SILENCE_S 10.0
 /* Longer than siwd needs for the requests of a round. */
 #define SETTLE_US 1000
-
-static void die(const char *what)
-{
-	perror(what);
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
-}
 
 /* One end: a queue pair on a device, and memory from malloc. */
 struct end {

@@ -245,9 +245,9 @@ unsafe fn unmap_pages(address: *mut c_void, len: usize) -> c_int {
     unsafe { siw::memory_calls::munmap(next_munmap(), address as usize, len) }
 }
 
-/// free(3) for blocks that dlsym(3) releases while it looks for free(3) itself, as that of the GNU C library 2.43
-/// does with the text of an earlier error; `None`: it is looking, and the block is left, or it would look for ever.
-fn next_free_while_searching() -> Option<Free> {
+/// Finds the next free(3). `None` while dlsym(3) looks for it: that of the GNU C library 2.43 releases the text of an
+/// earlier error then, and looking for free(3) again would never end. The text is not released.
+fn find_next_free() -> Option<Free> {
     static IS_FOUND: AtomicBool = AtomicBool::new(false);
     static IS_SEARCHING: AtomicBool = AtomicBool::new(false);
     if !IS_FOUND.load(Ordering::Relaxed) {
@@ -263,7 +263,7 @@ fn next_free_while_searching() -> Option<Free> {
 
 /// free(3).
 unsafe fn free_block(block: *mut c_void) {
-    let Some(next) = next_free_while_searching() else {
+    let Some(next) = find_next_free() else {
         return;
     };
     // SAFETY: the caller's promise.
