@@ -806,9 +806,15 @@ pub(super) fn split_mapped_chunk(range: &Range<usize>) {
 /// the same page: posix_memalign(3) aligns it to a power of two.
 const GAPS: [usize; 7] = [0, 48, 112, 240, 496, 1008, 2032];
 
+/// Size of the header of a chunk: the gap before it, and its own size.
+const CHUNK_HEADER: usize = 2 * size_of::<usize>();
+
+/// Bit in the gap of a chunk of huge pages, from glibc 2.43 on.
+const HAS_HUGE_PAGES: usize = 1;
+
 /// The end of a chunk that malloc(3) has mapped, if one begins in a page: its header has the size of the
-/// gap before it, and its own size with only the bit IS_MMAPPED. `page` has to be a readable page of this
-/// process.
+/// gap before it, and its own size with only the bit IS_MMAPPED. From glibc 2.43 on the size is that of
+/// the bytes behind the header. `page` has to be a readable page of this process.
 pub(super) fn mapped_chunk_end(page: usize) -> Option<usize> {
     const WORD: usize = size_of::<usize>();
     let mut words = [0usize; GAPS[GAPS.len() - 1] / WORD + 2];
@@ -816,8 +822,57 @@ pub(super) fn mapped_chunk_end(page: usize) -> Option<usize> {
     unsafe { read_words(page, &mut words) };
     GAPS.iter().find_map(|gap| {
         let [before, size] = [words[gap / WORD], words[gap / WORD + 1]];
+        if before & !HAS_HUGE_PAGES != *gap || size % 16 != IS_MMAPPED {
+            return None;
+        }
         let end = page.checked_add(*gap)?.checked_add(size & !IS_MMAPPED)?;
-        let is_chunk = before == *gap && size % 16 == IS_MMAPPED && end.is_multiple_of(PAGE);
-        (is_chunk && end > page).then_some(end)
+        [end, end.checked_add(CHUNK_HEADER)?]
+            .into_iter()
+            .find(|end| end.is_multiple_of(PAGE) && *end > page)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two pages, whose first has a header at its start: `before` and `size`.
+    fn chunk_end_of(before: usize, size: usize, gap: usize) -> Option<usize> {
+        let len = 2 * PAGE;
+        let room = Room::reserve(&(0..len)).expect("addresses");
+        let pages = room
+            .make_accessible(ProtFlags::READ | ProtFlags::WRITE)
+            .expect("memory");
+        let header = (pages.start + gap) as *mut usize;
+        // SAFETY: both words are in the first page of the room.
+        unsafe {
+            header.write(before);
+            header.add(1).write(size);
+        }
+        mapped_chunk_end(pages.start).map(|end| end - pages.start)
+    }
+
+    #[test]
+    fn chunks_of_every_glibc_are_recognised() {
+        for gap in GAPS {
+            let whole = 2 * PAGE - gap;
+            // Until 2.42, and from 2.43 on without and with huge pages.
+            assert_eq!(chunk_end_of(gap, whole | IS_MMAPPED, gap), Some(2 * PAGE));
+            let inside = (whole - CHUNK_HEADER) | IS_MMAPPED;
+            assert_eq!(chunk_end_of(gap, inside, gap), Some(2 * PAGE));
+            assert_eq!(
+                chunk_end_of(gap | HAS_HUGE_PAGES, inside, gap),
+                Some(2 * PAGE)
+            );
+        }
+    }
+
+    #[test]
+    fn other_words_are_no_chunk() {
+        let whole = 2 * PAGE | IS_MMAPPED;
+        assert_eq!(chunk_end_of(16, whole, 0), None, "another gap");
+        assert_eq!(chunk_end_of(0, 2 * PAGE, 0), None, "not mapped");
+        assert_eq!(chunk_end_of(0, whole + 32, 0), None, "not whole pages");
+        assert_eq!(chunk_end_of(0, IS_MMAPPED, 0), None, "empty");
+    }
 }

@@ -70,6 +70,21 @@ pub fn is_lacking_by_list(part: &str, package: &str) -> bool {
     is_lacking
 }
 
+/// Checks whether UCX is installed with its transports of InfiniBand, which not every suite's UCX has.
+pub fn has_infiniband_of_ucx() -> bool {
+    if !is_installed("ucx_info", "ucx-utils") {
+        return false;
+    }
+    let built = Command::new("ucx_info").arg("-b").output().unwrap();
+    let has_it = String::from_utf8_lossy(&built.stdout)
+        .lines()
+        .any(|line| line.starts_with("#define HAVE_TL_RC "));
+    if !has_it {
+        skip_for_lack_of("UCX with InfiniBand", "libuct-ib");
+    }
+    has_it
+}
+
 /// ucx_perftest for two processes of the tests; where it is built with MPI, without that.
 pub fn ucx_perftest() -> &'static str {
     let help = Command::new("ucx_perftest").arg("-h").output().unwrap();

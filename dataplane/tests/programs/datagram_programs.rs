@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::common::Daemon;
 use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::{
-    Program, await_kernel_listener, free_port, is_installed, run_over_tcp, start_listening,
-    ucx_perftest,
+    Program, await_kernel_listener, free_port, has_infiniband_of_ucx, is_installed, run_over_tcp,
+    start_listening, ucx_perftest,
 };
 
 #[test]
@@ -179,7 +179,7 @@ fn run_ucx(daemon: &Daemon, settings: &str, test: &str) {
 
 #[test]
 fn ucx_transfers_messages_by_datagrams_and_connects_queue_pairs_by_them() {
-    if !is_installed("ucx_perftest", "ucx-utils") {
+    if !has_infiniband_of_ucx() {
         return;
     }
     let daemon = Daemon::loopback();

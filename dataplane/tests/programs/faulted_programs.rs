@@ -2,8 +2,8 @@
 
 use crate::common::Daemon;
 use crate::common::programs::{
-    Program, await_kernel_listener, free_port, is_installed, run_over_tcp, start_listening,
-    ucx_perftest,
+    Program, await_kernel_listener, free_port, has_infiniband_of_ucx, is_installed, run_over_tcp,
+    start_listening, ucx_perftest,
 };
 
 /// Every completion was late, and siwrun has counted them.
@@ -42,7 +42,7 @@ fn fio_moves_all_data_by_slow_completions() {
 
 #[test]
 fn ucx_sends_its_messages_by_slow_completions() {
-    if !is_installed("ucx_perftest", "ucx-utils") {
+    if !has_infiniband_of_ucx() {
         return;
     }
     let daemon = Daemon::loopback();

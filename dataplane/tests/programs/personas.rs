@@ -4,7 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::c_programs::{can_compile, compile};
-use crate::common::programs::{Program, is_installed, received_bytes, run_over_tcp, ucx_perftest};
+use crate::common::programs::{
+    Program, has_infiniband_of_ucx, is_installed, received_bytes, run_over_tcp, ucx_perftest,
+};
 use crate::common::{Daemon, LOOPBACK};
 
 const PERSONAS: [&str; 4] = ["iwarp", "roce", "ib", "unspecified"];
@@ -103,7 +105,7 @@ fn run_ucx_test(daemon: &Daemon, test: &str, size: u64, layout: &str) {
 
 #[test]
 fn ucx_runs_its_operations_over_queue_pairs_of_a_roce_persona() {
-    if !is_installed("ucx_perftest", "ucx-utils") {
+    if !has_infiniband_of_ucx() {
         return;
     }
     let daemon = Daemon::loopback();
@@ -123,7 +125,7 @@ fn ucx_runs_its_operations_over_queue_pairs_of_a_roce_persona() {
 
 #[test]
 fn ucx_refuses_devices_of_the_default_persona_only() {
-    if !is_installed("ucx_info", "ucx-utils") {
+    if !has_infiniband_of_ucx() {
         return;
     }
     let daemon = Daemon::loopback();
