@@ -101,6 +101,28 @@ debian_root() {
     mv "$2.new" "$2"
 }
 
+# fetch_packages SUITE FOLDER download|source PACKAGE[=VERSION]...: downloads packages of a suite of Debian, or their
+# sources, to FOLDER/debs.
+fetch_packages() {
+    local of=$1 folder=$2 what=$3 command
+    shift 3
+    mkdir -p "$folder"/{lists/partial,cache/archives/partial,debs}
+    debian_sources "$of" "$folder/sources"
+    if [ "$what" = source ]; then
+        sed -i 's/^deb /deb-src /' "$folder/sources"
+        what="source --download-only"
+    fi
+    : >"$folder/status"
+    for command in update "$what $*"; do
+        # shellcheck disable=SC2086 # The command is several words.
+        (cd "$folder/debs" && apt-get -q -o Dir::Etc::SourceList="$folder/sources" -o Dir::Etc::SourceParts=/dev/null \
+            -o Dir::State::Lists="$folder/lists" -o Dir::State::status="$folder/status" -o Dir::Cache="$folder/cache" \
+            -o Acquire::Languages=none -o APT::Sandbox::User= -o Debug::NoLocking=1 \
+            $command) >"$folder/log" 2>&1 </dev/null ||
+            die "packages of $of cannot be downloaded ($*): $(grep '^[EW]:' "$folder/log" | tail -n 1)"
+    done
+}
+
 # unpack_packages SUITE FOLDER PACKAGE[=VERSION]...: downloads packages of a suite of Debian, unpacks them into a new
 # folder, and writes the version of the first one into FOLDER/version. Nothing is installed.
 unpack_packages() ( # A subshell, whose trap leaves that of the caller.
@@ -109,18 +131,8 @@ unpack_packages() ( # A subshell, whose trap leaves that of the caller.
     command -v apt-get dpkg-deb >/dev/null || die "apt-get and dpkg-deb are needed"
     work=$(mktemp -d "${TMPDIR:-/tmp}/siwd-unpack.XXXXXX")
     trap 'rm -rf "$work"' EXIT
-    mkdir -p "$work"/{lists/partial,cache/archives/partial,debs,tree}
-    debian_sources "$of" "$work/sources"
-    : >"$work/status"
-    local command
-    for command in update "download $*"; do
-        # shellcheck disable=SC2086 # The command is several words.
-        (cd "$work/debs" && apt-get -q -o Dir::Etc::SourceList="$work/sources" -o Dir::Etc::SourceParts=/dev/null \
-            -o Dir::State::Lists="$work/lists" -o Dir::State::status="$work/status" -o Dir::Cache="$work/cache" \
-            -o Acquire::Languages=none -o APT::Sandbox::User= -o Debug::NoLocking=1 \
-            $command) >"$work/log" 2>&1 </dev/null ||
-            die "packages of $of cannot be downloaded ($*): $(grep '^[EW]:' "$work/log" | tail -n 1)"
-    done
+    mkdir "$work/tree"
+    fetch_packages "$of" "$work" download "$@"
     local deb
     for deb in "$work"/debs/*.deb; do
         dpkg-deb -x "$deb" "$work/tree"
@@ -349,6 +361,27 @@ WRAPPER
     # Last, as the mark that all is there.
     mv "$tree/versions.new" "$tree/versions"
 }
+
+# build_valkey: Valkey with RDMA, which no package has, from the source of Debian unstable, below $PROGRAMS.
+build_valkey() ( # A subshell, whose trap leaves that of the caller.
+    local tree=$PROGRAMS/valkey work version program
+    [ ! -e "$tree/versions" ] || return 0
+    say "building Valkey with RDMA below $PROGRAMS"
+    need_packages gcc make librdmacm-dev
+    work=$(mktemp -d "${TMPDIR:-/tmp}/siwd-valkey.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    fetch_packages sid "$work" source valkey
+    version=$(basename "$work"/debs/valkey_*.orig.tar.gz .orig.tar.gz)
+    rm -rf "$tree"
+    mkdir -p "$tree" "$PROGRAMS/bin"
+    tar -xf "$work"/debs/valkey_*.orig.tar.gz -C "$tree" --strip-components=1
+    make -C "$tree" -j"$(nproc)" BUILD_RDMA=yes MALLOC=libc USE_SYSTEMD=no >"$work/log" 2>&1 </dev/null ||
+        { tail -n 15 "$work/log" >&2; die "Valkey cannot be built"; }
+    for program in server cli benchmark; do
+        ln -sf "$tree/src/valkey-$program" "$PROGRAMS/bin/"
+    done
+    echo "valkey ${version#valkey_}" >"$tree/versions"
+)
 
 # version_of_package PACKAGE: of the unpacked package, or of the installed one; fails if there is neither.
 version_of_package() {

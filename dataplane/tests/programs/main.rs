@@ -36,6 +36,7 @@ mod siw_ping;
 mod socket_semantics;
 mod socket_servers;
 mod unmodified_objects;
+mod valkey_server;
 mod verbs_linking;
 mod verbs_programs;
 mod wire_fault_plans;
