@@ -49,7 +49,7 @@ BUILD_PACKAGES=(build-essential pkg-config libdpdk-dev libclang-dev libibverbs-d
 # "A|B" is one package under the names of several suites.
 TEST_PROGRAMS=("qemu-system-x86 qemu-utils qemu-block-extra" "perftest" "qperf" "fio" "iperf3"
     "rdmacm-utils ibverbs-utils" "python3-pyverbs" "libfabric-bin" "tgt" "libiscsi-bin" "dapl2-utils" "dpdk-dev"
-    "ucx-utils" "libjemalloc2" "libmimalloc3|libmimalloc2.0" "libtcmalloc-minimal4t64|libtcmalloc-minimal4")
+    "ucx-utils" "librpma-dev" "libjemalloc2" "libmimalloc3|libmimalloc2.0" "libtcmalloc-minimal4t64|libtcmalloc-minimal4")
 
 # Those that only deploy/programs runs, because of their size. They would leave users and services,
 # and are unpacked.

@@ -21,6 +21,7 @@ mod libfabric_programs;
 mod mirrored_addresses;
 mod mooncake_engine;
 mod ordinary_user;
+mod persistent_memory;
 mod personas;
 mod poor_machines;
 mod preloaded_sockets;
