@@ -7,7 +7,7 @@
 //! ```
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::common::net::{Netns, lacks_network, missing_program};
 use crate::common::typing::{Typist, echo};
 use crate::common::*;
-use siw::{AhAttr, CmListener, GRH_LEN, RecvWr, SendData, SendWr, WcStatus};
+use siw::{AhAttr, CmListener, GRH_LEN, MULTICAST_QPN, RecvWr, SendData, SendWr, WcStatus};
 
 /// Addresses of the kernels and daemons; the near kernel and its siwd have the same ones.
 const SHARED: &str = "10.77.0.1";
@@ -300,6 +300,43 @@ fn datagrams_of_rocev2_are_siwds_when_it_has_a_queue_pair_for_them() {
         assert_eq!((got.wr_id, got.status), (2, WcStatus::SUCCESS));
         assert_eq!(ends[to].read(GRH_LEN, 8), b"datagram");
     }
+}
+
+/// Members of a group get the datagrams of RoCEv2 to it, and the kernel's programs all others.
+#[test]
+fn groups_of_queue_pairs_and_of_linux_share_a_device() {
+    const QKEY: u32 = 7;
+    const GROUP: &str = "239.1.2.3";
+    skip_if!(lacks());
+    let net = Network::new(1500);
+    let (near, far) = (net.near_siwd(""), net.far_siwd());
+    let group: Ipv4Addr = GROUP.parse().unwrap();
+    let linux = net.near.run(|| UdpSocket::bind("0.0.0.0:7000")).unwrap();
+    linux.set_read_timeout(Some(PATIENCE)).unwrap();
+    let shared: Ipv4Addr = SHARED.parse().unwrap();
+    linux.join_multicast_v4(&group, &shared).unwrap();
+    let ends = [&near, &far].map(|siwd| {
+        let end = End::new(&siwd.context(), 4096);
+        end.qp.start_datagrams(0, QKEY).unwrap();
+        end
+    });
+    ends[0].qp.attach_group(ip(GROUP)).unwrap();
+    let sges = &[ends[0].mr.sge(0, 100)];
+    ends[0].qp.post_recv(&[RecvWr { wr_id: 2, sges }]).unwrap();
+
+    let to_linux = net.far.run(|| UdpSocket::bind((FAR_KERNEL, 0))).unwrap();
+    to_linux.send_to(b"for Linux", (group, 7000)).unwrap();
+    let mut message = [0; 16];
+    assert_eq!(linux.recv(&mut message).unwrap(), 9);
+
+    let ah = ends[1].ctx.create_ah(&AhAttr::new(0, ip(GROUP))).unwrap();
+    let request = SendWr::send(1, SendData::Inline(b"to all"));
+    let request = request.with_destination(ah.number(), MULTICAST_QPN, QKEY);
+    ends[1].qp.post_send(&[request]).unwrap();
+    assert_eq!(ends[1].wc().status, WcStatus::SUCCESS);
+    let got = ends[0].wc();
+    assert_eq!((got.wr_id, got.status), (2, WcStatus::SUCCESS));
+    assert_eq!(ends[0].read(GRH_LEN, 6), b"to all");
 }
 
 #[test]

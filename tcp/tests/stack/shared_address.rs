@@ -190,6 +190,60 @@ fn echoes_datagrams_and_unknown_frames_are_the_kernels() {
     assert!(outcome.left.is_empty() && outcome.answers.is_empty());
 }
 
+/// Queries of a router for all groups (RFC 2236 section 2, RFC 2710 section 3).
+fn queries() -> [Vec<u8>; 2] {
+    let igmp = Ends {
+        mac: [PEER_MAC, [1, 0, 0x5e, 0, 0, 1]],
+        ip: [ip(PEER[0]), ip("224.0.0.1")],
+    }
+    .ip(2, &[0x11, 100, 0xee, 0x9b, 0, 0, 0, 0]);
+    let mut mld = Ends {
+        mac: [PEER_MAC, [0x33, 0x33, 0, 0, 0, 1]],
+        ip: [ip("fe80::2"), ip("ff02::1")],
+    }
+    .icmp([130, 0], [0x27, 0x10, 0, 0], &[0; 16]);
+    // The hop limit.
+    mld[21] = 1;
+    [igmp, mld]
+}
+
+#[test]
+fn groups_of_queue_pairs_leave_the_kernel_its_own() {
+    let mut host = Host::new(config(), NOW).unwrap();
+    let to_group = |group: &str, ports: [u16; 2]| {
+        let family = usize::from(ip(group).is_ipv6());
+        let mac = [[1, 0, 0x5e, 1, 2, 3], [0x33, 0x33, 0, 7, 0, 8]][family];
+        Ends {
+            mac: [PEER_MAC, mac],
+            ip: [ip(PEER[family]), ip(group)],
+        }
+        .udp(ports, &[9; 40])
+    };
+    for query in queries() {
+        assert!(is_hosts(&give(&mut host, &query), &query));
+    }
+    for (group, query) in ["239.1.2.3", "ff15::7:8"].into_iter().zip(queries()) {
+        let datagram = to_group(group, [5000, 4791]);
+        assert!(is_hosts(&give(&mut host, &datagram), &datagram), "{group}");
+        host.join_group(NOW, ip(group), true);
+        let taken = give(&mut host, &datagram);
+        assert_eq!(taken.left.len(), 0, "{group}");
+        assert!(host.next_roce_datagram().is_some(), "{group}");
+        let others = to_group(group, [5000, 5001]);
+        assert!(is_hosts(&give(&mut host, &others), &others), "{group}");
+        // Both stacks have groups to report.
+        let asked = give(&mut host, &query);
+        assert_eq!(
+            (asked.left, asked.answers.len()),
+            (vec![query], 1),
+            "{group}"
+        );
+        host.leave_group(ip(group), true);
+        let datagram = to_group(group, [5000, 4791]);
+        assert_eq!(give(&mut host, &datagram).left, [datagram], "{group}");
+    }
+}
+
 #[test]
 fn neighbours_and_errors_concern_both() {
     let mut host = Host::new(config(), NOW).unwrap();

@@ -66,14 +66,6 @@ pub(in crate::control) fn attach(
         );
         return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
     }
-    if view.host_ports.is_some() {
-        let why = format!(
-            "device {} shares addresses with the kernel, which gets the frames to groups: give siwd a device \
-             of its own for multicast",
-            view.name
-        );
-        return Err(Refusal::new(libc::EOPNOTSUPP, why));
-    }
     let membership = Membership {
         client: id,
         qpn,

@@ -42,7 +42,8 @@ const REPORT_INTERVAL_NS: u64 = 10_000_000_000;
 /// Groups of which queue pairs are members.
 pub(crate) struct Groups {
     joined: Vec<IpAddr>,
-    answered: Option<Instant>,
+    /// Times of the last answers, for IPv4 and for IPv6.
+    answered: [Option<Instant>; 2],
     /// Second reports: their groups and times.
     repeats: Vec<(IpAddr, Instant)>,
     /// Time of the first one in ns; `u64::MAX` if there is none.
@@ -57,7 +58,7 @@ impl Groups {
     pub(crate) fn new(secret: Key) -> Groups {
         Groups {
             joined: Vec::new(),
-            answered: None,
+            answered: [None; 2],
             repeats: Vec::new(),
             next_repeat: u64::MAX,
             secret,
@@ -106,6 +107,11 @@ impl Groups {
         self.next_repeat = times.min().unwrap_or(u64::MAX);
     }
 
+    /// Returns whether we are in any group.
+    pub(crate) fn has_any(&self) -> bool {
+        !self.joined.is_empty()
+    }
+
     /// Returns whether packets to the group are received.
     #[inline]
     pub(crate) fn has(&self, group: IpAddr) -> bool {
@@ -139,12 +145,13 @@ impl Groups {
     /// Answers a query for all groups of a family, or for one.
     #[cold]
     pub(crate) fn on_query(&mut self, now: Instant, asked: IpAddr, reporter: &mut Reporter<'_>) {
-        let is_soon = self.answered.is_some_and(|last| now - last < ANSWER_PAUSE);
+        let answered = &mut self.answered[usize::from(asked.is_ipv6())];
+        let is_soon = answered.is_some_and(|last| now - last < ANSWER_PAUSE);
         // Another worker answers.
         if reporter.queue.silent || self.joined.is_empty() || is_soon {
             return;
         }
-        self.answered = Some(now);
+        *answered = Some(now);
         let is_asked = |group: &&IpAddr| {
             group.is_ipv4() == asked.is_ipv4() && (asked.is_unspecified() || asked == **group)
         };

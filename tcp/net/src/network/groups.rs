@@ -47,7 +47,7 @@ impl Network {
 }
 
 impl<B: RecvBuf> NetworkInput<B> {
-    /// Processes a packet to a group; `frame` begins with the IP header.
+    /// Processes a packet to a group; `frame` begins with the IP header. Returns it unless it was taken.
     pub(super) fn on_group_packet(
         &mut self,
         net: &mut Network,
@@ -55,7 +55,7 @@ impl<B: RecvBuf> NetworkInput<B> {
         ends: &Origin,
         frame: B,
         stripped: usize,
-    ) {
+    ) -> Option<B> {
         let packet = frame.chunk();
         let is_igmp = ends.dst.is_ipv4() && packet.get(9) == Some(&PROTOCOL_IGMP);
         if is_igmp {
@@ -67,7 +67,8 @@ impl<B: RecvBuf> NetworkInput<B> {
             groups.on_igmp(now, message, &mut reporter);
         } else if net.groups.has(ends.dst) {
             // Other packets to the group concern nothing here.
-            let _ = self.roce.take_datagram(net, ends, frame, stripped);
+            return self.roce.take_datagram(net, ends, frame, stripped).err();
         }
+        Some(frame)
     }
 }

@@ -12,7 +12,8 @@
 //! | other ICMP | ours | the kernel's | the kernel's |
 //! | fragment of TCP | ours | ours | the kernel's |
 //! | UDP to the port mapper | ours | the kernel's | the kernel's |
-//! | UDP to the port of RoCEv2 | ours | the kernel's, and ours from the first queue pair of datagrams on | the kernel's |
+//! | UDP to the port of RoCEv2 | ours | the kernel's, and ours from the first queue pair of datagrams on | the kernel's, and ours to a group that one of our queue pairs is in |
+//! | IGMP, and queries of MLD | | | the kernel's, and both while we are in a group |
 //! | other fragment, other protocol | ours (ICMP error) | the kernel's | the kernel's |
 //! | neither IP nor ARP | | | the kernel's |
 //!
@@ -26,6 +27,7 @@ use core::net::{IpAddr, Ipv4Addr};
 
 use crate::buffer::RecvBuf;
 use crate::config::NetConfig;
+use crate::link::groups::{MLD_QUERY, PROTOCOL_IGMP};
 use crate::network::Network;
 use crate::network::datagrams::udp_to_port;
 use crate::wire::bytes::read_u32;
@@ -96,9 +98,10 @@ impl Network {
         };
         match what {
             FrameContent::Tcp { .. } => FrameOwner::Ours,
-            FrameContent::Unclaimed
-            | FrameContent::Group { .. }
-            | FrameContent::Rejected { group: true, .. } => FrameOwner::Host,
+            FrameContent::Unclaimed | FrameContent::Rejected { group: true, .. } => {
+                FrameOwner::Host
+            }
+            FrameContent::Group { dst, .. } => self.owner_of_group_packet(*dst, bytes),
             FrameContent::Arp => FrameOwner::Both,
             FrameContent::Icmpv4 { dst, .. } => {
                 let is_error = bytes
@@ -108,6 +111,7 @@ impl Network {
             }
             FrameContent::Icmpv6 { dst, .. } => match bytes.first() {
                 Some(kind) if NEIGHBOUR_DISCOVERY.contains(kind) => FrameOwner::Both,
+                Some(&MLD_QUERY) if self.groups.has_any() => FrameOwner::Both,
                 kind => {
                     let is_error = kind.is_some_and(|kind| *kind < FIRST_INFORMATIONAL);
                     by_address((*dst).into(), owner_if_shared(is_error))
@@ -132,6 +136,18 @@ impl Network {
                 };
                 by_address(dst, at_shared)
             }
+        }
+    }
+
+    /// Determines the owner of a packet to a group, on a shared device.
+    fn owner_of_group_packet(&self, group: IpAddr, packet: &[u8]) -> FrameOwner {
+        let is_igmp = group.is_ipv4() && packet.get(9) == Some(&PROTOCOL_IGMP);
+        if is_igmp && self.groups.has_any() {
+            FrameOwner::Both
+        } else if self.groups.has(group) && udp_to_port(packet, ROCE_PORT).is_some() {
+            FrameOwner::Ours
+        } else {
+            FrameOwner::Host
         }
     }
 }

@@ -93,7 +93,13 @@ impl<B: RecvBuf> NetworkInput<B> {
         let received = match content {
             FrameContent::Tcp { .. } | FrameContent::Unclaimed => Received::Nothing,
             FrameContent::Group { src, dst } => {
-                self.on_group_packet(net, now, &origin(src, dst), frame, stripped);
+                let ends = origin(src, dst);
+                let left = self.on_group_packet(net, now, &ends, frame, stripped);
+                if owner == FrameOwner::Both
+                    && let Some(frame) = left
+                {
+                    self.host_frames.hand_over(net, frame, stripped);
+                }
                 return Received::Nothing;
             }
             FrameContent::Fragment { header } => {
