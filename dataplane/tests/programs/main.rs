@@ -20,6 +20,7 @@ mod killed_programs;
 mod libfabric_programs;
 mod mirrored_addresses;
 mod mooncake_engine;
+mod nccl_network;
 mod ordinary_user;
 mod persistent_memory;
 mod personas;
