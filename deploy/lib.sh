@@ -383,6 +383,25 @@ build_valkey() ( # A subshell, whose trap leaves that of the caller.
     echo "valkey ${version#valkey_}" >"$tree/versions"
 )
 
+# unpack_gasnet: GASNet, which only Debian unstable has, and the library hwloc of this suite, below $PROGRAMS. apt checks
+# the packages by their checksums.
+unpack_gasnet() {
+    local tree=$PROGRAMS/gasnet version=2025.8.0-14
+    [ ! -e "$tree/versions" ] || return 0
+    say "unpacking GASNet below $PROGRAMS"
+    need_packages gcc perl libibverbs-dev
+    unpack_packages sid "$tree" "libgasnet-dev=$version" "gasnet=$version" &&
+        unpack_packages "$SUITE" "$tree/hwloc" libhwloc15 || {
+        say "its test will be skipped; Debian unstable may have another version than $version, which deploy/lib.sh names"
+        return 0
+    }
+    # The program expects it beside itself, and the package has it here.
+    ln -s ../share/gasnet/gasnetrun_ibv.pl "$tree/usr/bin/"
+    mkdir -p "$PROGRAMS/bin"
+    ln -sf "$tree/usr/bin/gasnetrun_ibv" "$PROGRAMS/bin/"
+    echo "libgasnet-dev $version" >"$tree/versions"
+}
+
 # version_of_package PACKAGE: of the unpacked package, or of the installed one; fails if there is neither.
 version_of_package() {
     cat "$PROGRAMS"/*/versions 2>/dev/null | awk -v name="$1" '$1 == name { print $2; found = 1; exit } END { exit !found }' ||

@@ -14,6 +14,7 @@ mod documented_commands;
 mod ending_programs;
 mod fault_plans;
 mod faulted_programs;
+mod gasnet_jobs;
 mod infiniband_programs;
 mod iser_programs;
 mod killed_programs;
