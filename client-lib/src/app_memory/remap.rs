@@ -869,7 +869,7 @@ mod tests {
 
     #[test]
     fn other_words_are_no_chunk() {
-        let whole = 2 * PAGE | IS_MMAPPED;
+        let whole = (2 * PAGE) | IS_MMAPPED;
         assert_eq!(chunk_end_of(16, whole, 0), None, "another gap");
         assert_eq!(chunk_end_of(0, 2 * PAGE, 0), None, "not mapped");
         assert_eq!(chunk_end_of(0, whole + 32, 0), None, "not whole pages");
