@@ -54,6 +54,8 @@ typedef struct siw_ah siw_ah;             /* address handle, the destination of 
 typedef struct siw_cm_channel siw_cm_channel; /* connection events */
 typedef struct siw_listener siw_listener;
 typedef struct siw_request siw_request;   /* connection request of a peer */
+typedef struct siw_search siw_search;     /* search for a datagram service */
+typedef struct siw_service_request siw_service_request; /* request of a peer to a datagram service */
 
 /* Access of memory regions; local reads are always allowed. */
 enum {
@@ -634,6 +636,64 @@ void siw_destroy_listener(siw_listener *l);
  * the listener's channel when ch is NULL. param may be NULL. */
 int siw_accept(siw_request *req, siw_qp *qp, siw_cm_channel *ch, const struct siw_conn_param *param);
 int siw_reject(siw_request *req, const void *private_data, uint32_t len);
+
+/* Datagram services (RDMA_PS_UDP of rdma_cm(7)): a peer asks a listener at a port for the queue pair and the
+ * Q_Key to which it then sends datagrams, by the service ID resolution of InfiniBand (SIDR). There is no
+ * connection, and the ports are not those of connections. Channels of services are for their events alone:
+ * siw_get_service_event drops other events, and siw_get_cm_event drops these. */
+#define SIW_SERVICE_QKEY 0x01234567u /* Q_Key of services whose program names none (RDMA_UDP_QKEY) */
+
+enum siw_service_event_type {
+	SIW_SERVICE_REQUEST = 1, /* a peer asks a listener of this program */
+	SIW_SERVICE_REPLY = 2    /* outcome of a search */
+};
+
+struct siw_service_event {
+	uint32_t type; /* enum siw_service_event_type */
+	int32_t err;   /* REPLY: 0; ECONNREFUSED, ETIMEDOUT or another errno without a queue pair */
+	uint64_t cookie; /* of the listener, or of the search */
+	siw_service_request *request; /* REQUEST: pass to siw_accept_service or siw_reject_service */
+	uint32_t device;
+	uint32_t sidr_status; /* REPLY with ECONNREFUSED: 1 no service at that port, 2 rejected, others as by
+			       * the InfiniBand specification */
+	uint32_t qp_num; /* REPLY: queue pair of the service */
+	uint32_t qkey;   /* REPLY: its Q_Key */
+	uint32_t private_data_len; /* REQUEST: 180, REPLY: 136, filled up with zeroes; 0 without an answer */
+	uint32_t reserved;
+	struct sockaddr_storage local;
+	struct sockaddr_storage peer; /* REPLY: for siw_create_ah */
+	char reason[128];
+	uint8_t private_data[256];
+};
+
+/* Zero-initialise, then set size and the fields that are needed. */
+struct siw_search_param {
+	uint32_t size; /* sizeof(struct siw_search_param) */
+	uint32_t private_data_len;
+	const void *private_data; /* up to 180 bytes */
+	const struct sockaddr *source; /* an address of the device; NULL: the daemon chooses */
+	uint32_t source_len; /* size of source */
+	uint32_t timeout_ms; /* time for the answer; 0: 68700. The request is repeated meanwhile */
+	uint64_t cookie;     /* returned in the event */
+};
+
+/* As siw_listen: at most backlog requests wait for their answer, and further ones until they are repeated.
+ * siw_listener_addr and siw_destroy_listener work on it. EOPNOTSUPP: the daemon is older than services. */
+int siw_listen_service(siw_cm_channel *ch, uint32_t device, const struct sockaddr *addr, socklen_t addr_len,
+		       uint32_t backlog, uint64_t cookie, siw_listener **out);
+/* Asks the service at dst. Returns at once; REPLY follows on ch. device: SIW_ANY_DEVICE or an index. param may be
+ * NULL. EHOSTUNREACH: no route; EADDRNOTAVAIL: no device has source; ENOBUFS: 4096 searches are in progress. */
+int siw_find_service(siw_cm_channel *ch, uint32_t device, const struct sockaddr *dst, socklen_t dst_len,
+		     const struct siw_search_param *param, siw_search **out);
+/* Frees a search, before or after its REPLY. None follows after siw_await_releases, unless it is pending. */
+void siw_end_search(siw_search *search);
+/* ETIMEDOUT: no event came in time. */
+int siw_get_service_event(siw_cm_channel *ch, struct siw_service_event *out, int timeout_ms);
+/* Both answer a request and free it, even on errors: without an answer, it is rejected. private_data: up to 136
+ * bytes. */
+int siw_accept_service(siw_service_request *req, siw_qp *qp, uint32_t qkey, const void *private_data,
+		       uint32_t len);
+int siw_reject_service(siw_service_request *req, const void *private_data, uint32_t len);
 
 #ifdef __cplusplus
 }

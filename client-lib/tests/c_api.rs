@@ -153,6 +153,16 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         private_data_len = "private_data_len", local = "local", peer = "peer",
         reason = "reason", private_data = "private_data",
     });
+    layout!(c, "siw_service_event", SiwServiceEvent, {
+        kind = "type", err = "err", cookie = "cookie", request = "request", device = "device",
+        sidr_status = "sidr_status", qp_num = "qp_num", qkey = "qkey",
+        private_data_len = "private_data_len", local = "local", peer = "peer", reason = "reason",
+        private_data = "private_data",
+    });
+    layout!(c, "siw_search_param", SiwSearchParam, {
+        size = "size", private_data_len = "private_data_len", private_data = "private_data",
+        source = "source", source_len = "source_len", timeout_ms = "timeout_ms", cookie = "cookie",
+    });
     layout!(c, "siw_async_event", SiwAsyncEvent, { kind = "type", object = "object", reason = "reason" });
     let numbers = [
         ("SIW_WR_RDMA_WRITE", siw::Opcode::Write as u64),
@@ -254,6 +264,9 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         ("SIW_CAP_LOCAL_INV", siw_shm::control::CAP_LOCAL_INV),
         ("SIW_CAP_MEM_WINDOW", siw_shm::control::CAP_MEM_WINDOW),
         ("SIW_CAP_FAST_REG", siw_shm::control::CAP_FAST_REG),
+        ("SIW_SERVICE_QKEY", siw::SERVICE_QKEY.into()),
+        ("SIW_SERVICE_REQUEST", SERVICE_REQUEST.into()),
+        ("SIW_SERVICE_REPLY", SERVICE_REPLY.into()),
         ("SIW_VERSION", siw_version().into()),
     ];
     for (name, value) in numbers {
@@ -330,6 +343,21 @@ fn null_pointers_are_refused_and_not_followed() {
         assert_eq!(siw_start_datagrams(null(), 0, 1), libc::EINVAL);
         assert_eq!(siw_attach_group(null(), null(), 0), libc::EINVAL);
         assert_eq!(siw_detach_group(null(), null(), 0), libc::EINVAL);
+        assert_eq!(
+            siw_listen_service(null(), 0, null(), 0, 1, 0, null_mut()),
+            libc::EINVAL
+        );
+        assert_eq!(
+            siw_find_service(null(), 0, null(), 0, null(), null_mut()),
+            libc::EINVAL
+        );
+        assert_eq!(siw_get_service_event(null(), null_mut(), 0), libc::EINVAL);
+        assert_eq!(
+            siw_accept_service(null_mut(), null(), 1, null(), 0),
+            libc::EINVAL
+        );
+        assert_eq!(siw_reject_service(null_mut(), null(), 0), libc::EINVAL);
+        siw_end_search(null_mut());
         assert_eq!(siw_dereg_mr(null_mut()), libc::EINVAL);
         assert_eq!(
             siw_rereg_mr(null_mut(), 4, null(), null(), 0, 0, 1),

@@ -157,9 +157,9 @@ unsafe fn to_connect_options<'a>(param: *const SiwConnParam) -> Result<ConnectOp
     Ok(options)
 }
 
-const BAD_ADDR: Error = Error::Invalid("the address is neither IPv4 nor IPv6");
+pub(super) const BAD_ADDR: Error = Error::Invalid("the address is neither IPv4 nor IPv6");
 
-fn to_device_index(device: u32) -> Option<u32> {
+pub(super) fn to_device_index(device: u32) -> Option<u32> {
     (device != ANY_DEVICE).then_some(device)
 }
 

@@ -22,6 +22,7 @@ mod memory_layout;
 mod queue_layout;
 mod queues;
 mod regions;
+mod services;
 mod work_requests;
 
 pub use cm::*;
@@ -32,6 +33,7 @@ pub use memory_layout::*;
 pub use queue_layout::*;
 pub use queues::*;
 pub use regions::*;
+pub use services::*;
 pub use work_requests::*;
 
 use handles::{borrow_handle, borrow_optional, free_handle, store_boxed};

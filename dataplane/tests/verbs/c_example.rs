@@ -122,6 +122,14 @@ fn a_c_program_sends_datagrams_to_a_host_and_to_a_group() {
     }
 }
 
+#[test]
+fn a_c_program_finds_a_datagram_service_and_sends_to_it() {
+    let temp = tempfile::tempdir().unwrap();
+    if let Some(bin) = build("services", temp.path()) {
+        says_ok(&bin, &Daemon::loopback());
+    }
+}
+
 /// realloc(3) grows a block by mremap(2), also in a program that may have pages pinned.
 #[test]
 fn blocks_of_c_programs_are_private_after_their_registration() {
