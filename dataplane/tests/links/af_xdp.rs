@@ -591,6 +591,11 @@ fn one_address_serves_the_kernel_and_rdma() {
         .run(|| TcpStream::connect_timeout(&closed, PATIENCE))
         .unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    // Frames to groups are not steered to siwd.
+    let end = End::new(&left.context(), 4096);
+    end.qp.start_datagrams(0, 7).unwrap();
+    let refused = end.qp.attach_group([239, 7, 7, 7].into()).unwrap_err();
+    assert!(refused.to_string().contains("AF_XDP"), "{refused}");
     assert!(left.stop().success() && right.stop().success());
 }
 

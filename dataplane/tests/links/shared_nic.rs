@@ -320,23 +320,34 @@ fn groups_of_queue_pairs_and_of_linux_share_a_device() {
         end.qp.start_datagrams(0, QKEY).unwrap();
         end
     });
-    ends[0].qp.attach_group(ip(GROUP)).unwrap();
-    let sges = &[ends[0].mr.sge(0, 100)];
-    ends[0].qp.post_recv(&[RecvWr { wr_id: 2, sges }]).unwrap();
+    for end in &ends {
+        end.qp.attach_group(ip(GROUP)).unwrap();
+    }
 
     let to_linux = net.far.run(|| UdpSocket::bind((FAR_KERNEL, 0))).unwrap();
     to_linux.send_to(b"for Linux", (group, 7000)).unwrap();
     let mut message = [0; 16];
     assert_eq!(linux.recv(&mut message).unwrap(), 9);
 
-    let ah = ends[1].ctx.create_ah(&AhAttr::new(0, ip(GROUP))).unwrap();
-    let request = SendWr::send(1, SendData::Inline(b"to all"));
-    let request = request.with_destination(ah.number(), MULTICAST_QPN, QKEY);
-    ends[1].qp.post_send(&[request]).unwrap();
-    assert_eq!(ends[1].wc().status, WcStatus::SUCCESS);
-    let got = ends[0].wc();
-    assert_eq!((got.wr_id, got.status), (2, WcStatus::SUCCESS));
-    assert_eq!(ends[0].read(GRH_LEN, 6), b"to all");
+    for from in [0, 1] {
+        for end in &ends {
+            let sges = &[end.mr.sge(0, 100)];
+            end.qp.post_recv(&[RecvWr { wr_id: 2, sges }]).unwrap();
+        }
+        let ah = ends[from]
+            .ctx
+            .create_ah(&AhAttr::new(0, ip(GROUP)))
+            .unwrap();
+        let request = SendWr::send(1, SendData::Inline(b"to all"));
+        let request = request.with_destination(ah.number(), MULTICAST_QPN, QKEY);
+        ends[from].qp.post_send(&[request]).unwrap();
+        // The sender is a member, too.
+        let done = [ends[from].wc(), ends[from].wc(), ends[1 - from].wc()];
+        assert!(done.iter().all(|wc| wc.status == WcStatus::SUCCESS));
+        for end in &ends {
+            assert_eq!(end.read(GRH_LEN, 6), b"to all");
+        }
+    }
 }
 
 #[test]

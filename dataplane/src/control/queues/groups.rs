@@ -66,6 +66,14 @@ pub(in crate::control) fn attach(
         );
         return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
     }
+    if view.config.xdp_share {
+        let why = format!(
+            "the kernel gets the frames to groups of device {}, which uses AF_XDP beside it: give siwd a device \
+             of its own for multicast, or one that it shares by host_interface",
+            view.name
+        );
+        return Err(Refusal::new(libc::EOPNOTSUPP, why));
+    }
     let membership = Membership {
         client: id,
         qpn,
