@@ -593,8 +593,8 @@ void siw_destroy_ah(siw_ah *ah);
  * siw_modify_qp to IDLE ends it. EPERM: the highest bit of qkey is for operators. */
 int siw_start_datagrams(siw_qp *qp, uint32_t device, uint32_t qkey);
 /* Membership of a multicast group: the queue pair receives what any host, this one included, sends to it.
- * EINVAL: no group, no queue pair of datagrams, or (detach) no member. EOPNOTSUPP: the device shares its
- * addresses with the kernel by AF_XDP. */
+ * EINVAL: no group, no queue pair of datagrams, or (detach) no member. EOPNOTSUPP: the device uses
+ * AF_XDP. */
 int siw_attach_group(siw_qp *qp, const struct sockaddr *group, socklen_t len);
 int siw_detach_group(siw_qp *qp, const struct sockaddr *group, socklen_t len);
 

@@ -161,9 +161,9 @@ impl Qp {
     /// [`MULTICAST_QPN`] as the queue pair number. [`Qp::reset`] and the end of the queue pair end it.
     ///
     /// # Errors
-    /// [`Error::Refused`] with EINVAL (no group, no queue pair of datagrams), EOPNOTSUPP (the device
-    /// shares its addresses with the kernel by AF_XDP), EADDRNOTAVAIL (the device has no address of the group's family),
-    /// ENOMEM (256 memberships of a client, 64 groups of a device).
+    /// [`Error::Refused`] with EINVAL (no group, no queue pair of datagrams), EOPNOTSUPP (the device uses
+    /// AF_XDP), EADDRNOTAVAIL (the device has no address of the group's family), ENOMEM (256 memberships of a client, 64
+    /// groups of a device).
     pub fn attach_group(&self, group: IpAddr) -> Result<(), Error> {
         let client = self.pd().ctx();
         check_multicast(client)?;

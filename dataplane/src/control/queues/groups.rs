@@ -66,7 +66,7 @@ pub(in crate::control) fn attach(
         );
         return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
     }
-    if view.config.xdp_share {
+    if view.config.af_xdp.is_some() {
         let why = format!(
             "the kernel gets the frames to groups of device {}, which uses AF_XDP beside it: give siwd a device \
              of its own for multicast, or one that it shares by host_interface",
