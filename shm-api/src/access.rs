@@ -3,6 +3,7 @@
 
 /// Access rights of memory; bits of `enum ibv_access_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Access(pub u32);
 
 impl Access {
@@ -85,6 +86,7 @@ impl std::ops::BitOrAssign for Access {
 
 /// Memory windows of ibv_alloc_mw(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum WindowType {
     /// Type 1: usable by any queue pair of its protection domain; can be rebound without unbinding.
     One,

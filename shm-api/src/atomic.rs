@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Operands of an atomic work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct AtomicArgs {
     /// Value to add, or the new value.
     pub add_or_swap: u64,

@@ -41,6 +41,7 @@ pub struct CqOverflow;
 
 /// Sizes of a completion queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct CqGeometry {
     /// Entries of each worker's ring, a power of two.
     pub entries: u32,
@@ -396,5 +397,71 @@ impl CqConsumer {
     /// Sizes.
     pub fn queue_geometry(&self) -> CqGeometry {
         self.memory.geometry
+    }
+}
+
+#[cfg(feature = "serde")]
+mod saved {
+    use super::{CqGeometry, CqMemory, CqProducer, OutOfBounds};
+    use crate::ring_memory::RingPlace;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    /// A producer as data. Its copy of the client's index is not part of it: that is read again.
+    #[derive(Serialize, Deserialize)]
+    struct SavedProducer {
+        rings: RingPlace,
+        geometry: CqGeometry,
+        worker: u32,
+        tail: u32,
+        has_unflushed: bool,
+        solicited: bool,
+        announced: bool,
+    }
+
+    impl Serialize for CqProducer {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let saved = SavedProducer {
+                rings: self.memory.rings.place(),
+                geometry: self.memory.geometry,
+                worker: self.worker,
+                tail: self.tail,
+                has_unflushed: self.has_unflushed,
+                solicited: self.solicited,
+                announced: self.announced,
+            };
+            saved.serialize(serializer)
+        }
+    }
+
+    impl<'de> Deserialize<'de> for CqProducer {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let saved = SavedProducer::deserialize(deserializer)?;
+            saved.restore().map_err(D::Error::custom)
+        }
+    }
+
+    impl SavedProducer {
+        fn restore(self) -> Result<CqProducer, OutOfBounds> {
+            let CqGeometry {
+                entries, workers, ..
+            } = self.geometry;
+            let geometry = CqGeometry::from_exact(entries, workers).ok_or(OutOfBounds)?;
+            if self.worker >= workers {
+                return Err(OutOfBounds);
+            }
+            Ok(CqProducer {
+                memory: CqMemory {
+                    rings: self.rings.open(geometry.len)?,
+                    geometry,
+                },
+                worker: self.worker,
+                tail: self.tail,
+                // As of a full ring, so that the next push reads the client's index.
+                head: self.tail.wrapping_sub(entries),
+                has_unflushed: self.has_unflushed,
+                solicited: self.solicited,
+                announced: self.announced,
+            })
+        }
     }
 }

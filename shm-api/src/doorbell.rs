@@ -242,3 +242,84 @@ impl WorkerPageView {
         }
     }
 }
+
+#[cfg(feature = "serde")]
+mod saved {
+    use super::{Arc, OutOfBounds, SharedMemory};
+    use super::{
+        DoorbellConsumer, DoorbellMemory, MAX_CAPACITY, WORKER_LINE, WorkerPage, ring_len,
+    };
+    use crate::ring_memory::RingPlace;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    #[derive(Serialize, Deserialize)]
+    struct SavedConsumer {
+        ring: RingPlace,
+        mask: u32,
+        head: u32,
+    }
+
+    impl Serialize for DoorbellConsumer {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let saved = SavedConsumer {
+                ring: self.memory.ring.place(),
+                mask: self.memory.mask,
+                head: self.head,
+            };
+            saved.serialize(serializer)
+        }
+    }
+
+    impl<'de> Deserialize<'de> for DoorbellConsumer {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let saved = SavedConsumer::deserialize(deserializer)?;
+            saved.restore().map_err(D::Error::custom)
+        }
+    }
+
+    impl SavedConsumer {
+        fn restore(self) -> Result<DoorbellConsumer, OutOfBounds> {
+            let capacity = self.mask.checked_add(1).ok_or(OutOfBounds)?;
+            if !capacity.is_power_of_two() || capacity > MAX_CAPACITY {
+                return Err(OutOfBounds);
+            }
+            Ok(DoorbellConsumer {
+                memory: DoorbellMemory {
+                    ring: self.ring.open(ring_len(capacity))?,
+                    mask: self.mask,
+                },
+                head: self.head,
+            })
+        }
+    }
+
+    #[derive(Serialize, Deserialize)]
+    struct SavedPage {
+        #[serde(with = "crate::saved")]
+        memory: Arc<SharedMemory>,
+        workers: u32,
+    }
+
+    /// The flags of workers are in its memory: [`WorkerPage::sleep_flag`] finds them again.
+    impl Serialize for WorkerPage {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let saved = SavedPage {
+                memory: self.shared_memory.clone(),
+                workers: self.workers,
+            };
+            saved.serialize(serializer)
+        }
+    }
+
+    impl<'de> Deserialize<'de> for WorkerPage {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let SavedPage { memory, workers } = SavedPage::deserialize(deserializer)?;
+            let lines = memory.ptr_at(0, workers as usize * WORKER_LINE);
+            lines.map_err(D::Error::custom)?;
+            Ok(WorkerPage {
+                shared_memory: memory,
+                workers,
+            })
+        }
+    }
+}

@@ -65,6 +65,13 @@ impl GuardedMapping {
         guard.is_faulty[index].store(false, Ordering::Relaxed);
         Ok(Some(GuardedMapping(index)))
     }
+
+    /// Owner that it was entered with.
+    #[cfg(feature = "serde")]
+    pub(crate) fn owner(&self) -> Option<u64> {
+        let range = installed_guard()?.mappings.range_at(self.0);
+        range.map(|range| range.owner)
+    }
 }
 
 impl Drop for GuardedMapping {

@@ -24,6 +24,7 @@
 //! | completions and their events | [`work_completion`], [`completion_queue`] |
 //! | waking a worker | [`doorbell`] |
 //! | creating objects, connecting | [`control`] |
+//! | a live upgrade of the daemon | `saved` (with the feature `serde`) |
 //! | mappings | [`shared_memory`], and [`fault_guard`] for mappings whose pages a client can free |
 #![warn(missing_docs)]
 
@@ -38,6 +39,8 @@ pub mod local_wqe;
 pub mod persona;
 pub mod prefetch;
 mod ring_memory;
+#[cfg(feature = "serde")]
+pub mod saved;
 pub mod shared_memory;
 pub mod shared_receive_queue;
 pub mod spin;

@@ -69,3 +69,31 @@ impl RingMemory {
         unsafe { AtomicU64::from_ptr(self.ptr_at(offset).cast()) }
     }
 }
+
+/// Where a ring is, as data.
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+pub(crate) struct RingPlace {
+    #[serde(with = "crate::saved")]
+    memory: Arc<SharedMemory>,
+    offset: usize,
+}
+
+#[cfg(feature = "serde")]
+impl RingMemory {
+    pub(crate) fn place(&self) -> RingPlace {
+        let memory = self._shared_memory.clone();
+        RingPlace {
+            offset: self.base.addr().get() - memory.start_address(),
+            memory,
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl RingPlace {
+    /// The ring of `len` bytes at this place, which is checked as that of a new ring.
+    pub(crate) fn open(self, len: usize) -> Result<RingMemory, OutOfBounds> {
+        RingMemory::new(self.memory, self.offset, len)
+    }
+}

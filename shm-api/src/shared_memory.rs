@@ -7,8 +7,12 @@
 
 use crate::fault_guard::GuardedMapping;
 use crate::prefetch::{prefetch_line, prefetch_lines};
+#[cfg(feature = "serde")]
+use crate::saved::SavedMapping;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+#[cfg(feature = "serde")]
+use rustix::fd::{AsRawFd, FromRawFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 use std::io;
@@ -21,6 +25,7 @@ pub struct OutOfBounds;
 
 /// Page size to request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum PageSize {
     /// 4 KiB pages.
     Normal,
@@ -312,14 +317,69 @@ impl SharedMemory {
                 return Err(io::Error::other("hugepages of the memory have been freed"));
             }
         }
+        self.lock_pages();
+        self.owns_pages.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Locks pages in memory if [`lock_owned_pages`] was called.
+    fn lock_pages(&self) {
         if LOCKS_PAGES.load(Ordering::Relaxed) {
             let flags = rustix::mm::MlockFlags::ONFAULT;
             // Where the kernel refuses, pages can be swapped out as before.
             // SAFETY: changes no content of this mapping.
             let _ = unsafe { rustix::mm::mlock_with(self.ptr.as_ptr().cast(), self.len, flags) };
         }
-        self.owns_pages.store(true, Ordering::Relaxed);
-        Ok(())
+    }
+
+    /// The mapping as data, for the process that continues with it.
+    #[cfg(feature = "serde")]
+    pub(crate) fn describe_mapping(&self) -> SavedMapping {
+        SavedMapping {
+            address: self.start_address(),
+            len: self.len,
+            descriptor: self.memfd().map(|fd| fd.as_raw_fd()),
+            huge: self.huge,
+            writable: self.writable,
+            guard_owner: self.guard.as_ref().and_then(GuardedMapping::owner),
+            io_address: self.io_address(),
+            owns_pages: self.owns_pages.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Takes over a mapping that the process already has. Guards it again, and locks its pages again
+    /// ([`lock_owned_pages`]): a child does not inherit locks (fork(2)).
+    ///
+    /// # Errors
+    /// The guard has no room for another mapping.
+    ///
+    /// # Safety
+    ///
+    /// The mapping exists as described, the descriptor is open, and both have no other owner.
+    #[cfg(feature = "serde")]
+    pub(crate) unsafe fn adopt(saved: &SavedMapping) -> io::Result<SharedMemory> {
+        let ptr = NonNull::new(saved.address as *mut u8)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let memory = SharedMemory {
+            ptr,
+            len: saved.len,
+            // SAFETY: open, and without another owner.
+            memfd: saved
+                .descriptor
+                .map(|number| unsafe { OwnedFd::from_raw_fd(number) }),
+            huge: saved.huge,
+            writable: saved.writable,
+            guard: None,
+            io_address: AtomicU64::new(saved.io_address),
+            owns_pages: AtomicBool::new(saved.owns_pages),
+        };
+        if saved.owns_pages {
+            memory.lock_pages();
+        }
+        match saved.guard_owner {
+            Some(owner) => memory.guard_for(owner),
+            None => Ok(memory),
+        }
     }
 
     /// Guards this memory, whose pages `owner` may free: if a guard is installed

@@ -40,6 +40,7 @@ const _: () = assert!(offset_of!(crate::wqe::WqeHeader, args) + 12 == OFF_FLAG);
 
 /// Sizes of a shared receive queue; computed by the daemon, sent to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SrqGeometry {
     /// Number of entries, a power of two.
     pub entries: u32,
@@ -226,6 +227,7 @@ impl SrqRing {
 
 /// The low-water mark of a shared receive queue (RFC 5042 section 6.4.3.1).
 #[derive(Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LowWaterMark(AtomicU32);
 
 impl LowWaterMark {
@@ -249,8 +251,11 @@ impl LowWaterMark {
 }
 
 /// One worker's end.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SrqConsumer {
+    #[cfg_attr(feature = "serde", serde(with = "crate::saved"))]
     ring: Arc<SrqRing>,
+    #[cfg_attr(feature = "serde", serde(with = "crate::saved"))]
     low_water: Arc<LowWaterMark>,
 }
 
@@ -311,6 +316,63 @@ impl SrqConsumer {
                 return;
             }
             self.ring = next.clone();
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+mod saved {
+    use super::{Arc, AtomicU64, LowWaterMark, OnceLock, OutOfBounds};
+    use super::{SrqGeometry, SrqMemory, SrqRing};
+    use crate::ring_memory::RingPlace;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use std::sync::atomic::Ordering;
+
+    // Workers and the control thread share both.
+    crate::keep_by_serde!(SrqRing, LowWaterMark);
+
+    #[derive(Serialize, Deserialize)]
+    struct SavedRing {
+        ring: RingPlace,
+        geometry: SrqGeometry,
+        claimed: u64,
+        #[serde(with = "crate::saved")]
+        next: Option<Arc<SrqRing>>,
+    }
+
+    impl Serialize for SrqRing {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let saved = SavedRing {
+                ring: self.memory.ring.place(),
+                geometry: self.memory.geometry,
+                claimed: self.claimed.load(Ordering::Acquire),
+                next: self.next.get().cloned(),
+            };
+            saved.serialize(serializer)
+        }
+    }
+
+    impl<'de> Deserialize<'de> for SrqRing {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let saved = SavedRing::deserialize(deserializer)?;
+            saved.restore().map_err(D::Error::custom)
+        }
+    }
+
+    impl SavedRing {
+        fn restore(self) -> Result<SrqRing, OutOfBounds> {
+            let SrqGeometry {
+                entries, stride, ..
+            } = self.geometry;
+            let geometry = SrqGeometry::from_exact(entries, stride).ok_or(OutOfBounds)?;
+            Ok(SrqRing {
+                memory: SrqMemory {
+                    ring: self.ring.open(geometry.len)?,
+                    geometry,
+                },
+                claimed: AtomicU64::new(self.claimed),
+                next: self.next.map_or_else(OnceLock::new, OnceLock::from),
+            })
         }
     }
 }

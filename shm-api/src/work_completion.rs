@@ -6,6 +6,7 @@ use core::mem::{offset_of, size_of};
 
 /// Outcome of a work request; values of `enum ibv_wc_status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(transparent)]
 pub struct WcStatus(pub u8);
 
@@ -72,6 +73,7 @@ impl WcStatus {
 
 /// Kind of the completed request; values of `enum ibv_wc_opcode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(transparent)]
 pub struct WcOpcode(pub u8);
 
@@ -121,6 +123,7 @@ impl From<crate::wqe::Opcode> for WcOpcode {
 
 /// Flags of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(transparent)]
 pub struct WcFlags(pub u16);
 

@@ -20,6 +20,27 @@ const OFFLINE: u64 = 0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GracePeriod(u64);
 
+/// A grace period has elapsed when it is restored: the readers of the process that saved it do not run any
+/// more, and those of this process have begun after it.
+#[cfg(feature = "serde")]
+mod saved {
+    use super::GracePeriod;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    impl Serialize for GracePeriod {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.serialize_unit()
+        }
+    }
+
+    impl<'de> Deserialize<'de> for GracePeriod {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            // Epochs of readers begin at 1.
+            <()>::deserialize(deserializer).map(|()| GracePeriod(0))
+        }
+    }
+}
+
 /// State of the writing side.
 struct WriterState<T> {
     /// Use of each reader slot.
@@ -149,6 +170,21 @@ impl<T: Send + Sync> EpochTable<T> {
         let pointer = slot.load(Ordering::Acquire);
         // SAFETY: as in `clear_slot`: it cannot leave the table while the lock is held.
         (!pointer.is_null()).then(|| f(unsafe { &*pointer }))
+    }
+
+    /// Calls `look` with all entries, in the order of their slots, for the writing side; they stay alive while
+    /// it runs.
+    pub fn with_entries<R>(&self, look: impl FnOnce(&[&T]) -> R) -> R {
+        let _writer = self.lock_writer();
+        let entries: Vec<&T> = self
+            .slots
+            .iter()
+            .map(|slot| slot.load(Ordering::Acquire))
+            .filter(|pointer| !pointer.is_null())
+            // SAFETY: as in `clear_slot`: they cannot leave the table while the lock is held.
+            .map(|pointer| unsafe { &*pointer })
+            .collect();
+        look(&entries)
     }
 
     /// Returns whether every reader has passed a batch boundary or gone offline since the grace

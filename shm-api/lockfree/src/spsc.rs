@@ -103,6 +103,28 @@ impl SpscConsumer {
         }
     }
 
+    /// Length of the ring, the index of the next slot to read, and its value when slots were last
+    /// released: what [`Self::resume`] needs.
+    pub fn position(&self) -> (u32, u32, u32) {
+        (self.mask + 1, self.head, self.released)
+    }
+
+    /// The consumer at a [`Self::position`]. It reads the producer's index before the next slot.
+    ///
+    /// # Errors
+    /// There is no such position.
+    pub fn resume((slots, head, released): (u32, u32, u32)) -> Result<Self, InvalidIndex> {
+        if !slots.is_power_of_two() || head.wrapping_sub(released) > slots {
+            return Err(InvalidIndex);
+        }
+        Ok(Self {
+            head,
+            released,
+            tail: head,
+            mask: slots - 1,
+        })
+    }
+
     /// Returns whether [`Self::available_slots`] has to read the producer's line.
     #[inline]
     pub fn is_drained(&self) -> bool {

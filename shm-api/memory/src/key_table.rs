@@ -9,15 +9,19 @@
 //! 256 values: STags are unpredictable and slowly reused. Zero is never an STag.
 
 use crate::registered_memory::{KeyError, RegisteredMemory};
+use serde::{Deserialize, Serialize, Serializer};
+use siphasher::sip::SipHasher13;
 use siw_lockfree::epoch::{EpochTable, GracePeriod, TableReader};
 use siw_shm::Access;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Steering tag, which is also lkey and rkey in iWARP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 pub struct Stag(pub u32);
 
 impl Stag {
@@ -26,6 +30,9 @@ impl Stag {
         (self.0 >> 8) as usize
     }
 }
+
+/// Maximum number of keys: all indices but 0.
+const MAX_CAPACITY: usize = (1 << 24) - 1;
 
 /// No STag is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -51,7 +58,8 @@ struct StagPool {
     free: VecDeque<u32>,
     /// Number of uses of each index, modulo 256.
     uses: Vec<u8>,
-    secret: RandomState,
+    /// Key of the hash that gives each index its permutation.
+    secret: (u64, u64),
 }
 
 impl StagPool {
@@ -65,7 +73,8 @@ impl StagPool {
         let uses = self.uses[index as usize];
         self.uses[index as usize] = uses.wrapping_add(1);
         // An odd factor and any start cycle through all 256 keys.
-        let hash = self.secret.hash_one(index);
+        let (first, second) = self.secret;
+        let hash = SipHasher13::new_with_keys(first, second).hash(&index.to_le_bytes());
         let key = uses
             .wrapping_mul((hash as u8) | 1)
             .wrapping_add((hash >> 8) as u8);
@@ -90,7 +99,7 @@ pub struct KeyTable {
 impl KeyTable {
     /// A table for `capacity` keys (at most 2^24 - 1) and `max_readers` workers.
     pub fn new(capacity: usize, max_readers: usize) -> Arc<KeyTable> {
-        let capacity = capacity.clamp(1, (1 << 24) - 1);
+        let capacity = capacity.clamp(1, MAX_CAPACITY);
         Arc::new(KeyTable {
             table: EpochTable::new(capacity + 1, max_readers),
             keys: Mutex::new(StagPool {
@@ -100,19 +109,18 @@ impl KeyTable {
                 // table: keys are drawn at random, and for a long time each new key could take a page
                 // fault.
                 uses: vec![1; capacity + 1],
-                secret: RandomState::new(),
+                secret: (random_u64(), random_u64()),
             }),
         })
     }
 
+    fn lock_pool(&self) -> MutexGuard<'_, StagPool> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Assigns a key to the region; workers find it at once.
     pub fn insert(&self, mut mr: RegisteredMemory) -> Result<Stag, KeyTableFull> {
-        let stag = self
-            .keys
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .draw_stag()
-            .ok_or(KeyTableFull)?;
+        let stag = self.lock_pool().draw_stag().ok_or(KeyTableFull)?;
         mr.set_home(stag);
         self.table
             .set_slot(stag.table_index(), Box::new(mr))
@@ -152,11 +160,8 @@ impl KeyTable {
         let grace_period = self
             .table
             .clear_slot(stag.table_index(), |mr| mr.home_key() == stag)?;
-        self.keys
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .free
-            .push_back(stag.table_index() as u32);
+        let mut pool = self.lock_pool();
+        pool.free.push_back(stag.table_index() as u32);
         Some(grace_period)
     }
 
@@ -233,6 +238,129 @@ impl KeyTable {
             std::thread::sleep(Duration::from_micros(20));
         }
     }
+}
+
+/// The entries and the pool of STags. Saved while no worker runs: entries that were removed and wait for
+/// workers end with it.
+impl Serialize for KeyTable {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let pool = self.lock_pool().save();
+        let table = &self.table;
+        table.with_entries(|entries| (pool, entries).serialize(serializer))
+    }
+}
+
+/// A [`KeyTable`] as data, in the form in which the table is serialised.
+#[derive(Debug, Deserialize)]
+pub struct SavedKeyTable(SavedPool, Vec<RegisteredMemory>);
+
+/// A saved key table contradicts itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the saved memory keys contradict each other")]
+pub struct InvalidKeyTable;
+
+impl SavedKeyTable {
+    /// The table with the same keys, for `capacity` keys or the saved capacity if that is larger, and
+    /// `max_readers` workers.
+    ///
+    /// # Errors
+    /// An index is used twice, or beyond the capacity.
+    pub fn restore(
+        self,
+        capacity: usize,
+        max_readers: usize,
+    ) -> Result<Arc<KeyTable>, InvalidKeyTable> {
+        let SavedKeyTable(pool, entries) = self;
+        let pool = pool.restore(capacity.min(MAX_CAPACITY))?;
+        let mut is_free = vec![false; pool.uses.len()];
+        for index in &pool.free {
+            let seen = is_free.get_mut(*index as usize).ok_or(InvalidKeyTable)?;
+            if *index == 0 || std::mem::replace(seen, true) {
+                return Err(InvalidKeyTable);
+            }
+        }
+        let table = EpochTable::new(pool.uses.len(), max_readers);
+        for entry in entries {
+            let index = entry.home_key().table_index();
+            if index == 0 || is_free.get(index) != Some(&false) {
+                return Err(InvalidKeyTable);
+            }
+            let set = table.set_slot(index, Box::new(entry));
+            set.map_err(|_| InvalidKeyTable)?;
+        }
+        Ok(Arc::new(KeyTable {
+            table,
+            keys: Mutex::new(pool),
+        }))
+    }
+}
+
+/// [`StagPool`] as data, in runs of numbers: a large table with few keys takes few octets.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedPool {
+    /// Runs of consecutive unused indices, each as the first index less its position in the list, and the
+    /// length of the run.
+    free: Vec<(u32, u32)>,
+    /// Runs of equal numbers of uses: number and length of the run.
+    uses: Vec<(u32, u32)>,
+    secret: (u64, u64),
+}
+
+impl StagPool {
+    fn save(&self) -> SavedPool {
+        let free = self.free.iter().zip(0..);
+        SavedPool {
+            free: find_runs(free.map(|(index, position)| index.wrapping_sub(position))),
+            uses: find_runs(self.uses.iter().map(|uses| u32::from(*uses))),
+            secret: self.secret,
+        }
+    }
+}
+
+impl SavedPool {
+    /// The pool, with further indices up to `capacity` behind the free ones.
+    fn restore(self, capacity: usize) -> Result<StagPool, InvalidKeyTable> {
+        let uses = expand_runs(&self.uses)?;
+        let uses = uses.into_iter().map(|uses| uses as u8);
+        let mut uses: Vec<u8> = uses.collect();
+        let free = expand_runs(&self.free)?.into_iter().zip(0..);
+        let free = free.map(|(difference, position): (u32, u32)| difference.wrapping_add(position));
+        let mut free: VecDeque<u32> = free.collect();
+        if uses.is_empty() {
+            return Err(InvalidKeyTable);
+        }
+        free.extend(uses.len() as u32..=capacity as u32);
+        uses.resize(uses.len().max(capacity + 1), 1);
+        Ok(StagPool {
+            free,
+            uses,
+            secret: self.secret,
+        })
+    }
+}
+
+/// Runs of equal numbers, each with its length.
+fn find_runs(numbers: impl Iterator<Item = u32>) -> Vec<(u32, u32)> {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some((last, count)) if *last == number => *count += 1,
+            _ => runs.push((number, 1)),
+        }
+    }
+    runs
+}
+
+/// The numbers of [`find_runs`]; more than a table has are refused.
+fn expand_runs(runs: &[(u32, u32)]) -> Result<Vec<u32>, InvalidKeyTable> {
+    let len: u64 = runs.iter().map(|(_, count)| u64::from(*count)).sum();
+    if len > MAX_CAPACITY as u64 + 1 {
+        return Err(InvalidKeyTable);
+    }
+    let runs = runs.iter();
+    Ok(runs
+        .flat_map(|(number, count)| std::iter::repeat_n(*number, *count as usize))
+        .collect())
 }
 
 /// The last key that [`KeyReader::check_access_with`] found, and its memory. A deregistration takes

@@ -5,6 +5,7 @@
 //! class, in constant time. A queue larger than a quarter of a chunk gets its own region, which is
 //! unmapped when the queue is freed; unmapping a large region takes long and is left to the caller.
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use siw_shm::SharedMemory;
 use siw_shm::control::messages::QueueRef;
 use siw_shm::shared_memory::PageSize;
@@ -25,11 +26,12 @@ const LONG: usize = 4 << 20;
 const FREED_QUEUE: usize = 64;
 
 /// Memory of one queue.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct QueueMemory {
     /// Identifies the region to the client; unique per client, never reused, starting at 1.
     pub region_id: u32,
     /// The shared memory that contains the queue.
+    #[serde(with = "siw_shm::saved")]
     pub region: Arc<SharedMemory>,
     /// Offset of the first byte of the queue.
     pub offset: usize,
@@ -65,7 +67,18 @@ pub enum AllocError {
     Os(#[from] io::Error),
 }
 
+/// A part of a shared chunk.
+#[derive(Serialize, Deserialize)]
+struct ChunkPart {
+    region_id: u32,
+    #[serde(with = "siw_shm::saved")]
+    region: Arc<SharedMemory>,
+    offset: usize,
+}
+
 /// The allocator of one client.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct QueueAllocator {
     pages: PageSize,
     limit: usize,
@@ -77,13 +90,17 @@ pub struct QueueAllocator {
     /// Number of queues in `free`.
     freed: usize,
     next_id: u32,
-    chunk: Option<(u32, Arc<SharedMemory>, usize)>,
-    free: HashMap<usize, Vec<(u32, Arc<SharedMemory>, usize)>>,
+    /// The unused rest of the newest chunk.
+    chunk: Option<ChunkPart>,
+    /// Freed queues, by length.
+    free: HashMap<usize, Vec<ChunkPart>>,
     /// Freed regions that take long to unmap.
+    #[serde(with = "siw_shm::saved")]
     long: Vec<Arc<SharedMemory>>,
     /// Regions whose descriptor the client does not have.
     not_given: HashSet<u32>,
     /// Regions given since the last [`QueueAllocator::own_regions`]; a freed one is not kept.
+    #[serde(with = "siw_shm::saved")]
     unowned: Vec<Weak<SharedMemory>>,
 }
 
@@ -150,26 +167,30 @@ impl QueueAllocator {
             });
         }
         let (region_id, region, offset) = match self.free.get_mut(&len).and_then(Vec::pop) {
-            Some((id, region, offset)) => {
+            Some(part) => {
                 self.freed -= 1;
                 // Consumers interpret the zeros of a new queue as "nothing yet".
-                let _ = region.fill_zero(offset, len);
-                (id, region, offset)
+                let _ = part.region.fill_zero(part.offset, len);
+                (part.region_id, part.region, part.offset)
             }
             None => {
                 if self
                     .chunk
                     .as_ref()
-                    .is_none_or(|(_, _, used)| used + len > CHUNK)
+                    .is_none_or(|rest| rest.offset + len > CHUNK)
                 {
-                    let (id, region) = self.new_region(CHUNK)?;
-                    self.chunk = Some((id, region, 0));
+                    let (region_id, region) = self.new_region(CHUNK)?;
+                    self.chunk = Some(ChunkPart {
+                        region_id,
+                        region,
+                        offset: 0,
+                    });
                 }
                 match &mut self.chunk {
-                    Some((id, region, used)) => {
-                        let at = *used;
-                        *used += len;
-                        (*id, region.clone(), at)
+                    Some(rest) => {
+                        let at = rest.offset;
+                        rest.offset += len;
+                        (rest.region_id, rest.region.clone(), at)
                     }
                     None => return Err(AllocError::Limit(self.limit)),
                 }
@@ -212,11 +233,11 @@ impl QueueAllocator {
             }
         } else {
             self.freed += 1;
-            self.free.entry(memory.len).or_default().push((
-                memory.region_id,
-                memory.region,
-                memory.offset,
-            ));
+            self.free.entry(memory.len).or_default().push(ChunkPart {
+                region_id: memory.region_id,
+                region: memory.region,
+                offset: memory.offset,
+            });
         }
     }
 
@@ -252,7 +273,7 @@ impl QueueAllocator {
         }
         let has_free = self.free.get(&len).is_some_and(|free| !free.is_empty());
         let chunk = self.chunk.as_ref();
-        if has_free || chunk.is_some_and(|(_, _, used)| used + len <= CHUNK) {
+        if has_free || chunk.is_some_and(|rest| rest.offset + len <= CHUNK) {
             0
         } else {
             CHUNK
@@ -277,6 +298,25 @@ impl QueueAllocator {
     /// Number of mapped regions.
     pub fn region_count(&self) -> usize {
         self.regions
+    }
+}
+
+impl Serialize for QueueAllocator {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        QueueAllocator::serialize(self, serializer)
+    }
+}
+
+/// Refuses a rest beyond its chunk, and a wrong number of freed queues.
+impl<'de> Deserialize<'de> for QueueAllocator {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let queues = QueueAllocator::deserialize(deserializer)?;
+        let freed: usize = queues.free.values().map(Vec::len).sum();
+        let chunk = queues.chunk.as_ref();
+        if queues.freed != freed || chunk.is_some_and(|rest| rest.offset > CHUNK) {
+            return Err(de::Error::custom("the freed queues contradict each other"));
+        }
+        Ok(queues)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::gap_copy::{self, Gaps};
 use crate::key_table::Stag;
 use crate::scatter::{Extent, ExtentList, ExtentMemory, PageList, Piece, ProcessMemory, Scatter};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use siw_lockfree::key_cell::{KeyCell, KeyWord};
 use siw_shm::{Access, OutOfBounds, SharedMemory, WindowType};
 use std::sync::Arc;
@@ -35,7 +36,7 @@ pub enum KeyError {
     Wrap,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum KeyKind {
     Fixed,
     Fast,
@@ -54,8 +55,10 @@ const ANY: u64 = u64::MAX;
 const LOCKED: u32 = u32::MAX;
 
 /// A registered memory region or a window, daemon side.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct RegisteredMemory {
+    #[serde(with = "saved_key")]
     key: KeyCell,
     home_key: Stag,
     pd: u32,
@@ -72,6 +75,7 @@ pub struct RegisteredMemory {
     /// Offset of the first octet: in the region, in the first page, or (windows) its address in the
     /// parent.
     start_offset: AtomicU64,
+    #[serde(with = "siw_shm::saved")]
     shared_memory: Option<Arc<SharedMemory>>,
     /// Layout of memory that is not contiguous.
     scatter: Option<Box<Scatter>>,
@@ -630,5 +634,57 @@ impl RegisteredMemory {
             }
             _ => {}
         }
+    }
+}
+
+/// The key and its validity. No change is in progress while memory is saved, since no worker runs; an entry
+/// that leaves the table has an invalid key.
+mod saved_key {
+    use super::{Deserialize, Deserializer, KeyCell, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        key: &KeyCell,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let word = key.load_word();
+        (word.stag(), word.is_valid()).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<KeyCell, D::Error> {
+        let (stag, valid) = <(u32, bool)>::deserialize(deserializer)?;
+        Ok(KeyCell::new(stag, valid))
+    }
+}
+
+impl Serialize for RegisteredMemory {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        RegisteredMemory::serialize(self, serializer)
+    }
+}
+
+/// Refuses what no constructor makes: parts outside of their memory, and addresses that wrap.
+impl<'de> Deserialize<'de> for RegisteredMemory {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let memory = RegisteredMemory::deserialize(deserializer)?;
+        memory.check_layout().map_err(de::Error::custom)?;
+        Ok(memory)
+    }
+}
+
+impl RegisteredMemory {
+    fn check_layout(&self) -> Result<(), OutOfBounds> {
+        let (len, start) = (self.len(), self.start_offset());
+        self.base_address().checked_add(len).ok_or(OutOfBounds)?;
+        let is_inside = match (&self.scatter, &self.shared_memory) {
+            (Some(scatter), _) => scatter.is_of_len(len),
+            (None, Some(memory)) => {
+                let end = start.checked_add(len).ok_or(OutOfBounds)?;
+                end <= memory.len() as u64
+            }
+            (None, None) => true,
+        };
+        is_inside.then_some(()).ok_or(OutOfBounds)
     }
 }

@@ -5,6 +5,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use siw_shm::local_wqe::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
 use siw_shm::{OutOfBounds, SharedMemory};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,12 +16,16 @@ use std::sync::Arc;
 /// The descriptor is one of /proc/PID/mem. It remains bound to the address space that it was opened
 /// for: after that is destroyed every access fails, and a later process with the same number is not
 /// affected.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ProcessMemory {
+    #[serde(with = "siw_shm::saved")]
     mem: OwnedFd,
-    /// Held while an operation on a word is under way.
+    /// Held while an operation on a word is under way, which none is while it is saved.
+    #[serde(skip)]
     word: Mutex<()>,
 }
+
+siw_shm::keep_by_serde!(ProcessMemory);
 
 impl ProcessMemory {
     /// Memory accessed through a descriptor of /proc/PID/mem.
@@ -84,16 +90,16 @@ impl ProcessMemory {
 }
 
 /// Memory that contains an extent.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum ExtentMemory {
     /// A mapping of the daemon; offsets count from its start.
-    Shared(Arc<SharedMemory>),
+    Shared(#[serde(with = "siw_shm::saved")] Arc<SharedMemory>),
     /// A process; offsets are its addresses.
-    Process(Arc<ProcessMemory>),
+    Process(#[serde(with = "siw_shm::saved")] Arc<ProcessMemory>),
 }
 
 /// A piece of a region.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Extent {
     /// Memory that contains it.
     pub memory: ExtentMemory,
@@ -169,10 +175,27 @@ impl ExtentList {
     }
 }
 
+/// The ends follow from the extents.
+impl Serialize for ExtentList {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.extents.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ExtentList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let extents: Vec<Extent> = Deserialize::deserialize(deserializer)?;
+        let add = |sum: u64, extent: &Extent| sum.wrapping_add(extent.len);
+        let len = extents.iter().fold(0, add);
+        ExtentList::new(extents, len).map_err(de::Error::custom)
+    }
+}
+
 /// Pages of a fast registration.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PageList {
     /// Shared memory in which the application writes the list.
+    #[serde(with = "siw_shm::saved")]
     pub list: Arc<SharedMemory>,
     pub list_at: usize,
     /// The checked private copy: offsets in the region.
@@ -201,13 +224,34 @@ impl PageList {
 }
 
 /// Layout of a region that is not contiguous.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Scatter {
-    Pages(PageList, Arc<SharedMemory>),
+    Pages(
+        PageList,
+        #[serde(with = "siw_shm::saved")] Arc<SharedMemory>,
+    ),
     Extents(ExtentList),
 }
 
 impl Scatter {
+    /// Returns whether it is the layout of `len` bytes, all of them inside of their memory.
+    pub fn is_of_len(&self, len: u64) -> bool {
+        match self {
+            Scatter::Extents(extents) => extents.ends.last().copied().unwrap_or(0) == len,
+            Scatter::Pages(pages, region) => {
+                let list_len = pages.offsets.len().saturating_mul(8);
+                let shifts = MIN_PAGE_SHIFT.into()..=MAX_PAGE_SHIFT.into();
+                let is_inside = |offset: &AtomicU64| {
+                    let offset = offset.load(Ordering::Relaxed);
+                    offset <= region.len() as u64
+                };
+                pages.list.ptr_at(pages.list_at, list_len).is_ok()
+                    && shifts.contains(&pages.shift.load(Ordering::Relaxed))
+                    && pages.offsets.iter().all(is_inside)
+            }
+        }
+    }
+
     /// Location of byte `offset`, and the number of the `len` bytes that are contiguous there.
     pub fn piece_at(&self, offset: u64, len: usize) -> Result<(Piece<'_>, usize), OutOfBounds> {
         match self {

@@ -93,6 +93,7 @@ pub enum PushError {
 
 /// Sizes of a QP's two rings; computed by the daemon, sent to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct QpGeometry {
     /// Slots of the send queue, a power of two.
     pub sq_slots: u32,
@@ -611,4 +612,62 @@ pub(crate) fn parse_copied<E: WorkQueueElement>(
             wr_id: element.wr_id(),
             error,
         })
+}
+
+#[cfg(feature = "serde")]
+mod saved {
+    use super::{OutOfBounds, PhantomData, SpscConsumer};
+    use super::{QueueKind, STATE_LINE_LEN, WorkQueueConsumer, WorkQueueMemory, ring_len};
+    use crate::ring_memory::RingPlace;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    /// A consumer as data. Its copy of the client's index is not part of it: that is read and checked again.
+    #[derive(Serialize, Deserialize)]
+    struct SavedConsumer {
+        memory: RingPlace,
+        state_line: Option<RingPlace>,
+        /// See [`SpscConsumer::position`].
+        position: (u32, u32, u32),
+        done: u32,
+        failed: u32,
+    }
+
+    impl<K> Serialize for WorkQueueConsumer<K> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let saved = SavedConsumer {
+                memory: self.memory.0.place(),
+                state_line: self.state_line.as_ref().map(super::RingMemory::place),
+                position: self.ring.position(),
+                done: self.done,
+                failed: self.failed,
+            };
+            saved.serialize(serializer)
+        }
+    }
+
+    impl<'de, K: QueueKind> Deserialize<'de> for WorkQueueConsumer<K> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let saved = SavedConsumer::deserialize(deserializer)?;
+            saved.restore().map_err(D::Error::custom)
+        }
+    }
+
+    impl SavedConsumer {
+        fn restore<K: QueueKind>(self) -> Result<WorkQueueConsumer<K>, OutOfBounds> {
+            let ring = SpscConsumer::resume(self.position).map_err(|_| OutOfBounds)?;
+            let slots = self.position.0;
+            if slots > super::MAX_RING_SLOTS {
+                return Err(OutOfBounds);
+            }
+            let state_line = self.state_line.map(|place| place.open(STATE_LINE_LEN));
+            Ok(WorkQueueConsumer {
+                memory: WorkQueueMemory(self.memory.open(ring_len(slots))?),
+                ring,
+                done: self.done,
+                state_line: state_line.transpose()?,
+                failed: self.failed,
+                kind: PhantomData,
+            })
+        }
+    }
 }

@@ -48,6 +48,7 @@ pub struct WqeSlot(pub [u64; 8]);
 /// Scatter/gather element: `length` bytes at virtual address `addr` of the
 /// memory region with key `lkey`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(C)]
 pub struct Sge {
     /// Virtual address, or offset for ZERO_BASED regions.
@@ -98,6 +99,7 @@ const _: () = assert!((MAX_INLINE - INLINE_IN_HEADER).div_ceil(SLOT_LEN) < MAX_S
 
 /// Operation of a work request. Zero is not an opcode, so a slot that was never written is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(u8)]
 pub enum Opcode {
     /// RDMA WRITE.
@@ -285,6 +287,7 @@ fn element_of<E: WorkQueueElement>(request: &impl WorkRequest) -> Result<E, WqeE
 
 /// Flags of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct WrFlags(pub u8);
 
 impl WrFlags {
@@ -394,6 +397,7 @@ fn encode_sges(mut header: WqeHeader, sges: &[Sge], mut put: impl FnMut(u32, &Wq
 
 /// SGEs or inline bytes; they never occur together.
 #[derive(Clone, Copy)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(C, align(16))]
 struct WqePayload([u64; MAX_INLINE / 8]);
 

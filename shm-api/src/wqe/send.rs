@@ -318,6 +318,11 @@ impl PlainSend {
 
 /// A validated send work request in the worker's own memory.
 #[derive(Clone, Copy)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(remote = "Self")
+)]
 pub struct SendWqe {
     /// Set by the application; returned in the completion.
     pub wr_id: u64,
@@ -568,5 +573,32 @@ impl WorkQueueElement for SendWqe {
         let sge: [u64; 2] = bytemuck::cast(plain.sge);
         self.payload.0[..2].copy_from_slice(&sge);
         true
+    }
+}
+
+#[cfg(feature = "serde")]
+mod saved {
+    use super::{MAX_INLINE, MAX_SGE, SendWqe};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    impl Serialize for SendWqe {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            SendWqe::serialize(self, serializer)
+        }
+    }
+
+    /// Refuses lengths beyond the request.
+    impl<'de> Deserialize<'de> for SendWqe {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let wqe = SendWqe::deserialize(deserializer)?;
+            let is_inline = wqe.flags.contains(super::WrFlags::INLINE);
+            let fits = usize::from(wqe.num_sge) <= MAX_SGE
+                && (!is_inline || wqe.length as usize <= MAX_INLINE);
+            if fits {
+                Ok(wqe)
+            } else {
+                Err(D::Error::custom("a work request is longer than possible"))
+            }
+        }
     }
 }

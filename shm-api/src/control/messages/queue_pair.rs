@@ -27,6 +27,7 @@ pub struct CreateQp {
 /// daemon sends the requests posted to it, then this SEND, and closes the connection instead of
 /// resetting it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(C)]
 pub struct FinalSend {
     /// Bytes of `data`; 0: the queue pair is not a stream.
