@@ -4,6 +4,7 @@
 //! buffers; tests implement it over plain memory. It is always a generic parameter, so the data path
 //! has no dynamic dispatch.
 
+use serde::{Deserialize, Serialize};
 use siw_memory::KeyReader;
 use siw_shm::{PlainSend, RecvWqe, SendWqe, Wc};
 
@@ -19,7 +20,7 @@ impl ExtBufRef {
 }
 
 /// An affiliated asynchronous event of a queue pair (ibv_get_async_event(3)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QpEvent {
     /// IBV_EVENT_QP_FATAL: a local error or an error of the stream ended the queue pair.
     QpFatal,
@@ -33,7 +34,7 @@ pub enum QpEvent {
 
 /// A work queue holds contents that no correct client produces, so the client is broken or hostile.
 /// The queue pair goes to ERROR and stops reading the ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum RingFault {
     /// The ring indices are invalid: the daemon disconnects the client.
     #[error("the indices of the work queue are invalid; the client must recreate its queue pair")]

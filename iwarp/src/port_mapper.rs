@@ -23,6 +23,7 @@
 //! | 32 to 47 | address of the accepting peer |
 //! | 48 to 63 | request: address that the connecting peer will use |
 
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Length of an answer, and of a request.
@@ -30,7 +31,7 @@ const ANSWER_LEN: usize = 48;
 const REQUEST_LEN: usize = 64;
 
 /// Kind of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortMapperKind {
     /// Asks for the port of a listener.
     Request,
@@ -43,7 +44,7 @@ pub enum PortMapperKind {
 }
 
 /// A message of either peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortMapperMessage {
     /// Its kind.
     pub kind: PortMapperKind,

@@ -8,12 +8,13 @@
 use crate::environment::ExtBufRef;
 use crate::mpa::fpdu;
 use crate::mpa::marker::MarkerPosition;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use siw_shm::SharedMemory;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// A record of TCP's send buffer: kept until acknowledged; its bytes are built at each transmission.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum TxRecord {
     /// FPDUs; [`QueuePair::build_fpdus`](crate::QueuePair::build_fpdus) makes their bytes.
     Fpdus(FpduRun),
@@ -22,7 +23,7 @@ pub enum TxRecord {
 }
 
 /// Kind of message that an FPDU carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FpduKind {
     /// A segment of a send-queue work request (Write, Send kinds, Read and Atomic Requests).
     Request,
@@ -39,7 +40,7 @@ pub enum FpduKind {
 
 /// Number of a message in its queue, which [`FpduKind`] selects: a work request of the send queue, or
 /// a Read or Atomic of the response queue. Numbers wrap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct MessageSlot(pub u32);
 
 impl MessageSlot {
@@ -57,7 +58,7 @@ impl MessageSlot {
 }
 
 /// One FPDU by reference: a message and the part of it that the FPDU carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FpduRecord {
     /// Kind of message.
     pub kind: FpduKind,
@@ -74,6 +75,14 @@ pub struct FpduRecord {
 }
 
 impl FpduRecord {
+    /// Returns whether its payload, behind a header of `header_len` octets, lies within the first `sent` bytes
+    /// of a message.
+    pub(crate) fn is_part_of(&self, header_len: usize, sent: u32) -> bool {
+        let payload_len = u32::from(self.ulpdu_len).checked_sub(header_len as u32);
+        let end = payload_len.and_then(|len| self.offset.checked_add(len));
+        end.is_some_and(|end| end <= sent)
+    }
+
     /// Octets of the stream that the FPDU takes, markers included.
     #[inline]
     pub fn wire_len(&self) -> usize {
@@ -84,7 +93,8 @@ impl FpduRecord {
 
 /// Consecutive FPDUs of equal length: a single one, or segments of one message, or single-FPDU
 /// messages of the same kind from consecutive work requests. A run of several FPDUs has no markers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct FpduRun {
     first: FpduRecord,
     count: u16,
@@ -163,6 +173,28 @@ impl FpduRun {
             let start = (offset / unit_len) as u16;
             start..start + (len / unit_len) as u16
         })
+    }
+}
+
+impl Serialize for FpduRun {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        FpduRun::serialize(self, serializer)
+    }
+}
+
+/// Refuses runs that [`FpduRun::new`] does not make.
+impl<'de> Deserialize<'de> for FpduRun {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let run = FpduRun::deserialize(deserializer)?;
+        let first = &run.first;
+        let is_run = first.kind == FpduKind::Request
+            && !first.marker_position.has_markers()
+            && (1..first.ulpdu_len).contains(&run.payload_len);
+        if run.count == 1 || run.count > 1 && is_run {
+            Ok(run)
+        } else {
+            Err(de::Error::custom("no run of FPDUs is like this"))
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! The receiver parses them in place, the sender writes them, Terminate quotes them.
 
 use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
+use serde::{Deserialize, Serialize};
 
 /// Tagged header: control octets, STag, TO (RFC 5041 section 4.2).
 pub const TAGGED_HDR_LEN: usize = 14;
@@ -29,7 +30,7 @@ pub const QN_ATOMIC_RESPONSE: u32 = 3;
 pub const QN_TERMINATE: u32 = 2;
 
 /// A message sequence number of one untagged queue: starts at 1, wraps to 0 (RFC 5041 section 4.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Msn(pub u32);
 
 impl Msn {

@@ -3,9 +3,10 @@
 use super::frame::MAX_PRIVATE_DATA;
 use crate::ddp::Msn;
 use crate::rdmap::terminate::TerminateBitOrder;
+use serde::{Deserialize, Serialize};
 
 /// Policy for the CRC of FPDUs (RFC 5044 section 7.1.1: on when either side requests it).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum MpaCrcPolicy {
     /// Do not request it; use it when the peer requests it.
     IfAsked,
@@ -23,7 +24,7 @@ impl MpaCrcPolicy {
 }
 
 /// Selects the streams that may place payload beyond a gap. All of them need the CRC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 pub enum OutOfOrderPolicy {
     /// None: everything is placed in order.
     #[default]
@@ -37,7 +38,7 @@ pub enum OutOfOrderPolicy {
 
 /// Policy for the markers in a device's streams (RFC 5044 sections 4.3 and 7.1.1): each side
 /// announces whether it wants to receive markers, and the other side must then send them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum MarkerPolicy {
     /// Neither request nor send them: a peer that requests them is refused.
     Never,
@@ -49,7 +50,7 @@ pub enum MarkerPolicy {
 }
 
 /// The kinds of ready-to-receive message (RFC 6581 section 9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RtrKind {
     /// B: a zero-length Send that consumes no receive work request.
     Send,
@@ -60,7 +61,7 @@ pub enum RtrKind {
 }
 
 /// A set of RTR kinds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RtrKinds {
     /// B flag.
     pub send: bool,
@@ -127,7 +128,7 @@ impl RtrKinds {
 
 /// Configuration of connection set-up for a device. The defaults suit Linux siw, Chelsio and Intel
 /// peers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MpaConfig {
     /// Revision to request, and the highest to accept: 1 or 2.
     pub revision: u8,

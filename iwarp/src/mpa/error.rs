@@ -1,9 +1,10 @@
 //! Errors of connection set-up.
 
 use crate::rdmap::terminate::TerminateCode;
+use serde::{Deserialize, Serialize};
 
 /// Reason why a connection set-up failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum MpaError {
     /// The frame does not start with the key of RFC 5044 section 7.1.1.
     #[error("wrong MPA key: the peer does not use iWARP on this port")]

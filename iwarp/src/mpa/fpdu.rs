@@ -5,7 +5,9 @@
 //! [`crate::mpa::marker`] adds them.
 
 use crate::ddp::MAX_HDR_LEN;
-use crate::mpa::marker::{self, INTERVAL, MARKER_LEN, MarkerGaps, MarkerPosition, decode_marker};
+use crate::mpa::marker::{
+    self, INTERVAL, MARKER_LEN, MAX_MULPDU, MIN_MULPDU, MarkerGaps, MarkerPosition, decode_marker,
+};
 use crate::rdmap::terminate::TerminateCode;
 use crate::stream::RxStream;
 use siw_memory::{RegisteredMemory, crc};
@@ -37,7 +39,8 @@ pub const fn wire_len(ulpdu_len: u16) -> usize {
 /// MULPDU without markers: EMSS - (6 + EMSS mod 4), within 128..=64768 (RFC 5044 section 4.5).
 #[inline]
 pub fn mulpdu_for_emss(emss: u32) -> u16 {
-    emss.saturating_sub(6 + emss % 4).clamp(128, 64768) as u16
+    emss.saturating_sub(6 + emss % 4)
+        .clamp(MIN_MULPDU, MAX_MULPDU) as u16
 }
 
 /// CRC32c of any octets followed by their own CRC: one pass verifies an FPDU.

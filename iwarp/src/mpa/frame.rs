@@ -3,6 +3,7 @@
 
 use super::{MpaError, RtrKinds};
 use crate::stream::RxStream;
+use serde::{Deserialize, Serialize};
 
 /// Octets of key, flags, revision, PD_Length.
 pub const MPA_HEADER_LEN: usize = 20;
@@ -43,7 +44,7 @@ const HIGH_FLAG: u16 = 0x8000;
 const LOW_FLAG: u16 = 0x4000;
 
 /// Kind of MPA frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MpaFrameKind {
     /// From the initiator.
     Request,
@@ -52,7 +53,7 @@ pub enum MpaFrameKind {
 }
 
 /// IRD, ORD and the ready-to-receive kinds (RFC 6581 section 9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EnhancedData {
     /// A flag: the connection starts with a ready-to-receive message.
     pub peer_to_peer: bool,
@@ -94,7 +95,7 @@ impl EnhancedData {
 
 /// IRD and ORD in front of the private data of a frame of revision 1, as Windows sends them ([MS-SMBD]
 /// section 6.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PrivateDepths {
     /// Inbound Reads that the sender of the frame can hold.
     pub(super) ird: u16,
@@ -133,7 +134,7 @@ impl PrivateDepths {
 }
 
 /// A request or reply.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MpaFrame {
     /// Request or reply.
     pub kind: MpaFrameKind,

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::rdmap::terminate;
 use crate::stream::RxStream;
+use serde::{Deserialize, Serialize};
 
 /// Result of reading the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub enum InitiatorStep {
 }
 
 /// One connection attempt.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MpaInitiator {
     config: MpaConfig,
     ird: u16,

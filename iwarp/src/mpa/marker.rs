@@ -8,6 +8,7 @@
 //! pad is covered by the CRC of the first.
 
 use crate::stream::RxStream;
+use serde::{Deserialize, Serialize};
 use siw_memory::gap_copy::{GAP_LEN, Gaps};
 
 /// Octets from the start of a marker to the start of the next.
@@ -16,6 +17,11 @@ pub const INTERVAL: usize = 512;
 pub const MARKER_LEN: usize = GAP_LEN;
 /// Octets between two markers.
 pub const DATA_LEN: usize = INTERVAL - MARKER_LEN;
+
+/// Smallest MULPDU, in octets (RFC 5044 section 4.5).
+pub(crate) const MIN_MULPDU: u32 = 128;
+/// Largest MULPDU, in octets.
+pub(crate) const MAX_MULPDU: u32 = 64768;
 
 /// FPDUPTR is a multiple of four: its two lowest bits are ignored (RFC 5044 section 4.2).
 const POINTER_MASK: u16 = !3;
@@ -94,8 +100,27 @@ impl MarkerLayout {
 }
 
 /// Position of the next octet of a stream relative to the markers, or "no markers".
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u16")]
 pub struct MarkerPosition(u16);
+
+/// No stream has such a position: markers and FPDUs are whole words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is no position between two markers")]
+pub struct InvalidPosition(u16);
+
+impl TryFrom<u16> for MarkerPosition {
+    type Error = InvalidPosition;
+
+    fn try_from(position: u16) -> Result<Self, InvalidPosition> {
+        let is_between = usize::from(position) < INTERVAL && position.is_multiple_of(4);
+        if is_between || position == Self::NO_MARKERS.0 {
+            Ok(MarkerPosition(position))
+        } else {
+            Err(InvalidPosition(position))
+        }
+    }
+}
 
 impl MarkerPosition {
     /// The stream carries no markers.
@@ -172,7 +197,7 @@ impl MarkerPosition {
 pub fn mulpdu_for_emss(emss: u32) -> u16 {
     let markers = MARKER_LEN as u32 * emss.div_ceil(INTERVAL as u32);
     emss.saturating_sub(6 + markers + emss % 4)
-        .clamp(128, 64768) as u16
+        .clamp(MIN_MULPDU, MAX_MULPDU) as u16
 }
 
 /// Encodes the marker that stands `back` octets after the start of its FPDU's length field.

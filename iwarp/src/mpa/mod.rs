@@ -29,6 +29,7 @@ use frame::PrivateDepths;
 pub use frame::{EnhancedData, MAX_PRIVATE_DATA, MPA_HEADER_LEN, MpaFrame, MpaFrameKind};
 pub use initiator::{InitiatorStep, MpaInitiator};
 pub use responder::{ConnectRequest, MpaResponder, ResponderStep};
+use serde::{Deserialize, Serialize};
 
 /// IRD or ORD value that means "not negotiated by this frame" (RFC 6581 section 9.1).
 pub const DEPTH_UNNEGOTIATED: u16 = 0x3fff;
@@ -42,7 +43,7 @@ fn announced_ird(config: &MpaConfig, ird: u16) -> u16 {
 }
 
 /// Parameters that both sides agreed on; input of [`QueuePair::set_rts`](crate::QueuePair::set_rts).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NegotiatedParameters {
     /// This side sent the request, and sends the first FPDU.
     pub initiator: bool,

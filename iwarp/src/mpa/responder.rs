@@ -6,6 +6,7 @@ use super::{
     NegotiatedParameters, PrivateDepths, RtrKind, RtrKinds,
 };
 use crate::stream::RxStream;
+use serde::{Deserialize, Serialize};
 
 /// Result of reading the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub enum ResponderStep {
 }
 
 /// A connection request that the consumer accepts or rejects.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectRequest {
     /// The initiator's private data.
     pub private_data: Vec<u8>,
@@ -38,7 +39,7 @@ pub struct ConnectRequest {
 }
 
 /// One incoming connection.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MpaResponder {
     config: MpaConfig,
     request: Option<MpaFrame>,

@@ -38,6 +38,7 @@ mod fpdu_builder;
 mod receive;
 mod requester;
 mod responder;
+mod saved;
 mod state;
 mod transmit;
 mod transmitter;
@@ -55,13 +56,14 @@ use crate::rdmap::terminate::{TerminateBitOrder, TerminateCode, TerminatePayload
 use receive::ReceiveState;
 use requester::Requester;
 use responder::Responder;
+use serde::{Deserialize, Serialize};
 use siw_memory::Stag;
 use siw_shm::Access;
 use state::StreamErrors;
 use transmitter::{OpenMessage, Transmitter};
 
 /// The Terminate that this side sends.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct OutgoingTerminate {
     payload: TerminatePayload,
     /// TCP already has it.
@@ -69,7 +71,7 @@ struct OutgoingTerminate {
 }
 
 /// Close of the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum StreamClose {
     /// It is not closed. A clean close ends in IDLE.
     ToIdle,
@@ -84,6 +86,8 @@ enum StreamClose {
 /// The order of the fields decides which cache lines a message touches: sending one and completing
 /// it, those before the cold fields of `requester`; receiving a Write, those before `requester` and
 /// the first ones of `receive`.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Self")]
 #[repr(C, align(64))]
 pub struct QueuePair {
     state: RdmapState,

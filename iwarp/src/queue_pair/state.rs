@@ -2,6 +2,7 @@
 
 use crate::queue_pair::error_mapping::vendor_error;
 use crate::rdmap::terminate::TerminateCode;
+use serde::{Deserialize, Serialize};
 use siw_memory::key_table::{LastKey, Stag};
 use siw_memory::{KeyError, KeyReader, RegisteredMemory};
 use siw_shm::{Access, WcStatus};
@@ -9,7 +10,7 @@ use siw_shm::{Access, WcStatus};
 /// State of a queue pair's RDMAP stream (PROTOCOL.md section 4.1). Clients see
 /// `siw_shm::control::QpState`, which also shows the drain of a send queue and the wait for the first
 /// FPDU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RdmapState {
     /// No stream.
     Idle,
@@ -37,7 +38,7 @@ impl RdmapState {
 }
 
 /// Snapshot of a queue pair's stream, for status output.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct QueuePairInfo {
     /// State of the queue pair.
     pub state: RdmapState,
@@ -60,7 +61,7 @@ pub struct QueuePairInfo {
 }
 
 /// State of the send queue's drain (ibv_modify_qp(3), IBV_QPS_SQD).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum DrainState {
     /// Work requests start normally.
     #[default]
@@ -76,7 +77,7 @@ pub enum DrainState {
 pub(crate) const FLUSHES_PER_TURN: u32 = 64;
 
 /// Attributes for creating a queue pair (ibv_create_qp(3)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpInitAttr {
     /// Queue pair number, which memory windows bound to one stream refer to.
     pub qpn: u32,
@@ -130,7 +131,7 @@ impl QpInitAttr {
 }
 
 /// Way to close the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CloseKind {
     /// FIN after everything that TCP has taken.
     Graceful,
@@ -139,7 +140,7 @@ pub enum CloseKind {
 }
 
 /// Reason why the stream has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CloseReason {
     /// Both FINs were exchanged, or the time limit of the close expired.
     Closed,
@@ -175,7 +176,7 @@ pub enum BuildError {
 }
 
 /// Errors that end a stream, by the side that found them. The first of each counts.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StreamErrors {
     /// Found by this side, as it was (or would have been) sent in a Terminate.
     pub found: Option<TerminateCode>,

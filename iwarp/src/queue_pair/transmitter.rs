@@ -4,10 +4,11 @@
 use crate::mpa::fpdu;
 use crate::mpa::marker::{self, MarkerPosition};
 use crate::record::{FpduKind, FpduRecord, MessageSlot, OutgoingFpdu};
+use serde::{Deserialize, Serialize};
 
 /// The message whose segments are being sent. Messages of one stream are never interleaved (Linux siw
 /// treats a Write between two segments of a Read Response as an error).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum OpenMessage {
     /// None: the next FPDU starts a message.
     None,
@@ -26,7 +27,7 @@ const MAX_LEAD: i32 = 256 << 10;
 
 /// Turns segments into records, and shares the stream between requests and responses: while both have
 /// messages to send, both get the same number of octets, message by message.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Transmitter {
     /// Largest ULPDU of an FPDU (RFC 5044 section 4.1).
     pub mulpdu: u16,
@@ -55,6 +56,13 @@ impl Transmitter {
             has_yielded: false,
             ended_len: NO_MESSAGE,
         }
+    }
+
+    /// Returns whether a restored transmitter is one that a stream can have; `is_sending`: it has an FPDU size.
+    pub fn is_consistent(&self, is_sending: bool) -> bool {
+        (-MAX_LEAD..=MAX_LEAD).contains(&self.responses_ahead)
+            && ((marker::MIN_MULPDU..=marker::MAX_MULPDU).contains(&self.mulpdu.into())
+                || self.mulpdu == 0 && !is_sending)
     }
 
     /// Sets the FPDU size. `emss`: payload bytes of a full TCP segment.

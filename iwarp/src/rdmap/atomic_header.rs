@@ -4,6 +4,7 @@
 //! in one sequence with them; responses use queue 3.
 
 use crate::ddp::{be32, be64};
+use serde::{Deserialize, Serialize};
 use siw_shm::AtomicArgs;
 use std::sync::atomic::AtomicU64;
 
@@ -15,7 +16,7 @@ pub const ATOMIC_RESPONSE_LEN: usize = 12;
 pub const ATOMIC_OPERAND_LEN: u32 = 8;
 
 /// Atomic opcodes; the field has four bits, the 28 before it are reserved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum AtomicOp {
     /// FetchAdd.
@@ -37,7 +38,7 @@ impl AtomicOp {
 }
 
 /// The header that an Atomic Request carries as its payload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AtomicRequestHeader {
     /// The operation.
     pub op: AtomicOp,

@@ -1,12 +1,13 @@
 //! The header of a Read Request (RFC 5040 section 4.4).
 
 use crate::ddp::{be32, be64};
+use serde::{Deserialize, Serialize};
 
 /// Length of the Read Request header, in octets.
 pub const READ_REQUEST_LEN: usize = 28;
 
 /// The header that a Read Request carries as its payload (RFC 5040 section 4.4).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ReadRequestHeader {
     /// STag of the data sink, at the requester.
     pub sink_stag: u32,

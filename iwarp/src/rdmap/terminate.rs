@@ -12,6 +12,7 @@ use crate::ddp::{
 use crate::mpa::fpdu;
 use crate::mpa::marker::MarkerPosition;
 use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
+use serde::{Deserialize, Serialize};
 
 /// Octets of the control word: layer and error type, code, header control bits, reserved bits.
 const CONTROL_LEN: usize = 4;
@@ -40,7 +41,7 @@ pub struct OffendingSegment {
 }
 
 /// The order of the bits in a Terminate's control word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 pub enum TerminateBitOrder {
     /// Layer in the high half of the first octet, error type in the low one (RFC 5040 figure 9).
     #[default]
@@ -51,7 +52,8 @@ pub enum TerminateBitOrder {
 }
 
 /// The payload of a Terminate message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Vec<u8>", try_from = "Vec<u8>")]
 pub struct TerminatePayload {
     octets: [u8; MAX_TERMINATE_LEN],
     len: u8,
@@ -106,6 +108,26 @@ impl TerminatePayload {
             msn: Msn::FIRST,
             mo: 0,
         }
+    }
+}
+
+impl From<TerminatePayload> for Vec<u8> {
+    fn from(payload: TerminatePayload) -> Vec<u8> {
+        payload.as_bytes().to_vec()
+    }
+}
+
+impl TryFrom<Vec<u8>> for TerminatePayload {
+    type Error = MalformedTerminate;
+
+    fn try_from(payload: Vec<u8>) -> Result<Self, MalformedTerminate> {
+        let mut octets = [0; MAX_TERMINATE_LEN];
+        let room = octets.get_mut(..payload.len()).ok_or(MalformedTerminate)?;
+        room.copy_from_slice(&payload);
+        Ok(Self {
+            octets,
+            len: payload.len() as u8,
+        })
     }
 }
 

@@ -1,8 +1,10 @@
 //! Error codes of the Terminate message.
 
+use serde::{Deserialize, Serialize};
+
 /// Layer, error type and code of a Terminate (RFC 5040 section 4.8, RFC 6580 section 3.2; the
 /// table is in PROTOCOL.md section 6.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TerminateCode {
     /// 0 RDMAP, 1 DDP, 2 MPA.
     pub layer: u8,

@@ -74,6 +74,7 @@ type Net = SimNet<Rec>;
 
 impl Host {
     fn push(&self, net: &mut Net, i: usize, id: ConnId, rec: TxRecord, len: u32, push: bool) {
+        let rec = if RESTARTS { restored(&rec) } else { rec };
         let rec = Rec(rec, self.side.clone());
         assert!(
             net.hosts[i].push_record(id, len, rec, push).is_ok(),
@@ -86,7 +87,20 @@ impl Host {
         self.push(net, i, id, TxRecord::Stream(bytes), len, true);
     }
 
+    /// Saves, drops and restores the state of this host, if the tests are about that.
+    fn restart(&mut self) {
+        self.side.borrow_mut().end.restart();
+        if RESTARTS {
+            match &mut self.phase {
+                Phase::Connecting(initiator) => *initiator = restored(initiator),
+                Phase::Accepting(responder) => *responder = restored(responder),
+                Phase::Rts | Phase::Over => {}
+            }
+        }
+    }
+
     fn work(&mut self, net: &mut Net, i: usize) {
+        self.restart();
         while let Some((id, _, ev)) = net.hosts[i].next_event() {
             self.id = Some(id);
             if ev.contains(Events::CONNECTED)
@@ -180,7 +194,9 @@ impl Host {
             let mut borrowed = side.borrow_mut();
             let End { qp, env, .. } = &mut borrowed.end;
             qp.next_records(env, room, u32::MAX, |run, _| {
-                let record = Rec(TxRecord::Fpdus(run), side.clone());
+                let record = TxRecord::Fpdus(run);
+                let record = if RESTARTS { restored(&record) } else { record };
+                let record = Rec(record, side.clone());
                 records.push_run((run.unit_len(), run.count()), record, run.ends_messages());
             });
         });

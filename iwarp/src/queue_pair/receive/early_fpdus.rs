@@ -1,5 +1,6 @@
 //! FPDUs that were placed or processed before the stream reached them, by their position in it.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use crate::ddp::MAX_HDR_LEN;
@@ -9,8 +10,11 @@ use crate::mpa::fpdu::FpduInfo;
 /// Maximum number of remembered FPDUs; further ones are placed in order.
 const MAX_PLACED_FPDUS: usize = 4096;
 
+/// Maximum octets of a stream: at 400 Gbit/s it lasts for years.
+const MAX_POSITION: u64 = 1 << 62;
+
 /// An FPDU that was placed before its turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct PlacedFpdu {
     /// Octets of the stream before the FPDU.
     position: u64,
@@ -19,7 +23,7 @@ struct PlacedFpdu {
 }
 
 /// State of a queue pair's stream for out-of-order placement.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OutOfOrderPlacement {
     pub policy: OutOfOrderPolicy,
     /// An FPDU spanned two pieces of the stream: the sender, or a device on the path, does not align
@@ -38,6 +42,15 @@ impl OutOfOrderPlacement {
             policy,
             ..Self::default()
         }
+    }
+
+    /// Returns whether a restored state is one that a stream can have.
+    pub fn is_consistent(&self) -> bool {
+        let is_sorted = self
+            .placed
+            .iter()
+            .is_sorted_by(|one, next| one.position < next.position);
+        is_sorted && self.placed.len() <= MAX_PLACED_FPDUS && self.position <= MAX_POSITION
     }
 
     /// Returns whether no placed FPDU waits for its turn.
@@ -102,7 +115,7 @@ impl OutOfOrderPlacement {
 }
 
 /// FPDUs processed ahead of a waiting message.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ProcessedAhead {
     /// Stream position of the waiting message.
     pub waiting_at: u64,
@@ -115,6 +128,11 @@ pub(crate) struct ProcessedAhead {
 }
 
 impl ProcessedAhead {
+    /// Returns whether a restored state is one that a stream can have.
+    pub fn is_consistent(&self) -> bool {
+        (self.waiting_at..=MAX_POSITION).contains(&self.examined_to)
+    }
+
     /// Returns whether the FPDU at this stream position was processed, and forgets it.
     #[inline]
     pub fn take(&mut self, position: u64) -> bool {

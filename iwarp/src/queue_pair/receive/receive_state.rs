@@ -14,6 +14,7 @@ use crate::queue_pair::state::{FLUSHES_PER_TURN, QpInitAttr, StreamErrors};
 use crate::rdmap::terminate::TerminateCode;
 use crate::rdmap::{IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, RdmapOpcode, ReadRequestHeader};
 use crate::stream::RxStream;
+use serde::{Deserialize, Serialize};
 use siw_memory::key_table::{LastKey, Retired, Stag};
 use siw_memory::{KeyError, KeyReader, RegisteredMemory};
 use siw_shm::{Access, Sge, Wc, WcFlags, WcOpcode, WcStatus};
@@ -52,7 +53,7 @@ impl From<TerminateCode> for SegmentError {
 
 /// State of the incoming stream and of the message being received. The fields before `open` are those
 /// that a Write accesses.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 #[repr(C)]
 pub(crate) struct ReceiveState {
     pub(super) marker_position: MarkerPosition,
@@ -83,7 +84,7 @@ pub(crate) struct ReceiveState {
 }
 
 /// The Send being received, and its receive work request.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct OpenReceive {
     /// A Send is being received.
     pub is_active: bool,
@@ -108,14 +109,14 @@ pub(crate) struct ReceiveContext<'a> {
 }
 
 /// A complete Send whose delivery waits until no other worker uses the key that it invalidates.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct DelayedDelivery {
     grace_period: Retired,
     outcome: ReceiveOutcome,
 }
 
 /// Outcome of a receive work request.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct ReceiveOutcome {
     status: WcStatus,
     flags: WcFlags,
@@ -179,6 +180,14 @@ impl ReceiveState {
     pub fn with_receive_wait(mut self, milliseconds: u32) -> Self {
         self.receive_wait_ms = milliseconds;
         self
+    }
+
+    /// Returns whether a restored state is one that a stream can have.
+    pub fn is_consistent(&self) -> bool {
+        let ahead = self.ahead.as_deref();
+        self.open.received <= self.open.capacity
+            && self.out_of_order.is_consistent()
+            && ahead.is_none_or(ProcessedAhead::is_consistent)
     }
 
     /// Returns whether a Send has arrived only in part.

@@ -19,8 +19,10 @@ use crate::queue_pair::fpdu_builder::{
 };
 use crate::queue_pair::state::{BuildError, DrainState, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
-use crate::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader};
-use crate::rdmap::{IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, RdmapOpcode, ReadRequestHeader};
+use crate::rdmap::atomic_header::{ATOMIC_REQUEST_LEN, AtomicOp, AtomicRequestHeader};
+use crate::rdmap::{
+    IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader,
+};
 use crate::record::{FpduKind, FpduRecord, FpduRun, FrameBuilder, MessageSlot, OutgoingFpdu};
 use siw_memory::KeyReader;
 use siw_shm::{Access, Opcode, WrFlags};
@@ -219,6 +221,21 @@ impl Requester {
         }
         let segment = FpduSegment::whole_message(FpduKind::Immediate, slot, ulpdu_len);
         Some(tx.push_fpdu(segment, wire_len))
+    }
+
+    /// Returns whether an FPDU of a work request, if that is still here, has its kind and length.
+    pub fn knows_fpdu(&self, record: &FpduRecord) -> bool {
+        self.queue.get(record.slot).is_none_or(|entry| {
+            let len = usize::from(record.ulpdu_len);
+            match entry.opcode {
+                Opcode::Write | Opcode::WriteWithImm => {
+                    record.is_part_of(TAGGED_HDR_LEN, entry.sent)
+                }
+                Opcode::Read | Opcode::ReadWithInv => len == UNTAGGED_HDR_LEN + READ_REQUEST_LEN,
+                Opcode::FetchAdd | Opcode::CmpSwap => len == UNTAGGED_HDR_LEN + ATOMIC_REQUEST_LEN,
+                opcode => opcode.sends_data() && record.is_part_of(UNTAGGED_HDR_LEN, entry.sent),
+            }
+        })
     }
 
     /// The `count` single-FPDU messages from `slot` on are acknowledged.

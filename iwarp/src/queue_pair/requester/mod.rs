@@ -27,6 +27,7 @@ use crate::mpa::RtrKind;
 use crate::queue_pair::state::{DrainState, QpInitAttr};
 use crate::rdmap::atomic_header::ATOMIC_OPERAND_LEN;
 use crate::record::{FpduKind, MessageSlot};
+use serde::{Deserialize, Serialize};
 use siw_memory::KeyReader;
 use siw_memory::key_table::{Retired, Stag};
 use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, WcStatus};
@@ -54,7 +55,7 @@ pub(crate) enum PreparedRequest {
 
 /// The requesting side of a stream. The fields up to the entries of `queue` are those that a Write or
 /// Send accesses.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 #[repr(C)]
 pub(crate) struct Requester {
     /// The work request that was taken out of the ring and is not yet completely sent.
@@ -127,6 +128,12 @@ impl Requester {
     pub fn with_joined_immediate(mut self, joins_immediate: bool) -> Self {
         self.joins_immediate = joins_immediate;
         self
+    }
+
+    /// Returns whether a restored requester is one that a stream can have.
+    pub fn is_consistent(&self) -> bool {
+        let mut outstanding = self.outstanding.iter();
+        self.queue.is_consistent() && outstanding.all(|read| read.placed <= read.len)
     }
 
     /// Records that the peer stopped responding: the first flushed work request reports it.

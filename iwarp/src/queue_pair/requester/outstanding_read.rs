@@ -1,6 +1,7 @@
 //! A Read or an atomic of this side that is not answered yet.
 
 use crate::record::MessageSlot;
+use serde::{Deserialize, Serialize};
 
 /// STag of messages that refer to no memory. Hardware rejects zero even at zero length (PROTOCOL.md
 /// section 7.2).
@@ -14,7 +15,7 @@ pub(crate) fn sink_stag(lkey: u32) -> u32 {
 
 /// One outstanding Read Request or Atomic Request. Responses come in the order of requests (RFC 5040
 /// section 5.5), so these form a queue whose length ORD limits.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct OutstandingRead {
     /// The work request; `None` for the ready-to-receive Read.
     pub slot: Option<MessageSlot>,

@@ -7,6 +7,7 @@
 
 use crate::environment::ExtBufRef;
 use crate::record::MessageSlot;
+use serde::{Deserialize, Serialize};
 use siw_shm::prefetch::prefetch_line;
 use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
 use siw_shm::{AtomicArgs, Opcode, PlainSend, SendWqe, Sge, WcStatus, WrFlags};
@@ -21,7 +22,7 @@ const NOT_LARGE: u32 = u32::MAX;
 const _: () = assert!(MAX_INLINE <= LARGE_SGES * size_of::<Sge>());
 
 /// One send work request.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct SendEntry {
     pub wr_id: u64,
     pub remote_addr: u64,
@@ -35,6 +36,9 @@ pub(crate) struct SendEntry {
     pub sent: u32,
     /// MSN of its (first) untagged message; valid from its first segment on.
     pub msn: u32,
+    /// None after it was restored: frames that referred to its payload do not outlive the port that had
+    /// them, and its retransmissions are copied.
+    #[serde(skip, default = "no_reference")]
     pub ext_buf_ref: ExtBufRef,
     /// Index of its place in the slab.
     large: u32,
@@ -49,6 +53,10 @@ pub(crate) struct SendEntry {
     pub is_acked: bool,
     /// Its response has been placed.
     pub is_answered: bool,
+}
+
+fn no_reference() -> ExtBufRef {
+    ExtBufRef::NONE
 }
 
 impl SendEntry {
@@ -125,7 +133,7 @@ impl SendEntry {
 }
 
 /// The entries, numbered by posting order. Fields that every message accesses come first.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[repr(C)]
 pub(crate) struct WorkRequestQueue {
     base: MessageSlot,
@@ -376,6 +384,43 @@ impl WorkRequestQueue {
             compare: operands[2],
             compare_mask: operands[3],
         })
+    }
+}
+
+/// Checks of a queue that was restored.
+impl WorkRequestQueue {
+    /// Returns whether each place of the slab has one user, and each entry is one that work requests have.
+    pub fn is_consistent(&self) -> bool {
+        let large = self.entries.iter().map(|entry| entry.large);
+        let large: Vec<u32> = large.filter(|large| *large != NOT_LARGE).collect();
+        let mut is_used = vec![false; self.slab.len()];
+        let users = large.iter().chain(&self.free_in_slab);
+        let have_places = users.clone().all(|place| {
+            let used = is_used.get_mut(*place as usize);
+            used.is_some_and(|used| !std::mem::replace(used, true))
+        });
+        have_places
+            && users.count() == self.slab.len()
+            && large.len() == self.large_count as usize
+            && self.entries.iter().all(|entry| self.is_sound(entry))
+    }
+
+    fn is_sound(&self, entry: &SendEntry) -> bool {
+        if usize::from(entry.sge_count) > self.elements(entry).len() || entry.sent > entry.length {
+            return false;
+        }
+        let mut sum = 0;
+        // A Read Request was sent for each element before `sent`.
+        let mut is_at_element = entry.sent == 0;
+        for sge in self.sges(entry) {
+            sum += u64::from(sge.length);
+            is_at_element |= sum == u64::from(entry.sent);
+        }
+        let has_elements = !entry.is_inline() && entry.sge_count > 0 && !entry.opcode.is_local();
+        let is_read = matches!(entry.opcode, Opcode::Read | Opcode::ReadWithInv);
+        usize::from(entry.messages_sent) <= LARGE_SGES
+            && (!has_elements || sum == u64::from(entry.length))
+            && (!is_read || is_at_element)
     }
 }
 

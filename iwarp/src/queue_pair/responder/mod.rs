@@ -27,6 +27,7 @@ use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
 use crate::record::{FpduKind, FpduRecord, FrameBuilder, MessageSlot, OutgoingFpdu};
 use crate::stream::RxStream;
 use response_queue::{PendingResponse, ResponseQueue};
+use serde::{Deserialize, Serialize};
 use siw_memory::{KeyReader, RegisteredMemory};
 use siw_shm::Access;
 
@@ -38,7 +39,7 @@ pub(crate) struct ResponseError {
 }
 
 /// The responding side of a stream.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 #[repr(C)]
 pub(crate) struct Responder {
     queue: ResponseQueue,
@@ -59,6 +60,22 @@ impl Responder {
             next_atomic_msn: first_msn,
             ird,
         }
+    }
+
+    /// Returns whether a restored responder is one that a stream can have.
+    pub fn is_consistent(&self) -> bool {
+        self.queue.is_consistent()
+    }
+
+    /// Returns whether an FPDU of a response, if that is still here, has its kind and length.
+    pub fn knows_fpdu(&self, record: &FpduRecord) -> bool {
+        self.queue.get(record.slot).is_none_or(|response| {
+            let len = usize::from(record.ulpdu_len);
+            match response.atomic {
+                Some(_) => len == UNTAGGED_HDR_LEN + ATOMIC_RESPONSE_LEN,
+                None => record.is_part_of(TAGGED_HDR_LEN, response.sent),
+            }
+        })
     }
 
     /// Returns whether a request waits for its response or the rest of it.

@@ -5,10 +5,11 @@ use crate::rdmap::atomic_header::{ATOMIC_REQUEST_LEN, AtomicRequestHeader};
 use crate::rdmap::terminate::OffendingSegment;
 use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
 use crate::record::MessageSlot;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// An atomic requested by the peer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct PendingAtomic {
     pub request: AtomicRequestHeader,
     /// MSN of the response; valid once the operation is executed.
@@ -18,7 +19,7 @@ pub(crate) struct PendingAtomic {
 }
 
 /// A Read or an atomic requested by the peer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct PendingResponse {
     /// All zero for an atomic.
     pub read: ReadRequestHeader,
@@ -91,7 +92,7 @@ impl PendingResponse {
 
 /// Pending responses by slot: first those that are sent and wait for their acknowledgement, kept for
 /// retransmissions, then those that wait to be sent.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ResponseQueue {
     base: MessageSlot,
     responses: VecDeque<PendingResponse>,
@@ -104,6 +105,13 @@ impl ResponseQueue {
     #[inline]
     pub fn unsent_len(&self) -> usize {
         self.responses.len() - self.sent as usize
+    }
+
+    /// Returns whether no more was sent than there is.
+    pub fn is_consistent(&self) -> bool {
+        let mut responses = self.responses.iter();
+        self.sent as usize <= responses.len()
+            && responses.all(|response| response.sent <= response.read.size)
     }
 
     /// Appends the response to the newest request.
