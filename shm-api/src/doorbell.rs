@@ -253,7 +253,7 @@ mod saved {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
     #[derive(Serialize, Deserialize)]
-    struct SavedConsumer {
+    struct SavedDoorbells {
         ring: RingPlace,
         mask: u32,
         head: u32,
@@ -261,7 +261,7 @@ mod saved {
 
     impl Serialize for DoorbellConsumer {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let saved = SavedConsumer {
+            let saved = SavedDoorbells {
                 ring: self.memory.ring.place(),
                 mask: self.memory.mask,
                 head: self.head,
@@ -272,12 +272,12 @@ mod saved {
 
     impl<'de> Deserialize<'de> for DoorbellConsumer {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            let saved = SavedConsumer::deserialize(deserializer)?;
+            let saved = SavedDoorbells::deserialize(deserializer)?;
             saved.restore().map_err(D::Error::custom)
         }
     }
 
-    impl SavedConsumer {
+    impl SavedDoorbells {
         fn restore(self) -> Result<DoorbellConsumer, OutOfBounds> {
             let capacity = self.mask.checked_add(1).ok_or(OutOfBounds)?;
             if !capacity.is_power_of_two() || capacity > MAX_CAPACITY {

@@ -101,13 +101,19 @@ impl MarkerLayout {
 
 /// Position of the next octet of a stream relative to the markers, or "no markers".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "u16")]
+#[serde(into = "u16", try_from = "u16")]
 pub struct MarkerPosition(u16);
 
 /// No stream has such a position: markers and FPDUs are whole words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is no position between two markers")]
 pub struct InvalidPosition(u16);
+
+impl From<MarkerPosition> for u16 {
+    fn from(position: MarkerPosition) -> u16 {
+        position.0
+    }
+}
 
 impl TryFrom<u16> for MarkerPosition {
     type Error = InvalidPosition;
