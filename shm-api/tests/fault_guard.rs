@@ -1,7 +1,10 @@
 //! Memory whose pages are freed under its mapping: the guard survives the fault and records it, and
 //! only for guarded memory.
 
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use rustix::mm::{MapFlags, ProtFlags};
+use serde::{Deserialize, Serialize};
+use siw_shm::saved::{Restoring, Saving};
 use siw_shm::{SharedMemory, fault_guard};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
@@ -77,6 +80,50 @@ fn a_fault_on_guarded_memory_is_noted_and_survived() {
     cut(&file);
     memory.write(0, &[1]).unwrap();
     assert_eq!(fault_guard::take_faulty_owners(), [4]);
+}
+
+/// In a process of its own, since a descriptor's number must stay free for a moment.
+#[test]
+fn memory_that_a_successor_adopts_is_guarded_for_the_same_owner() {
+    assert!(run_helper("helper_that_adopts_guarded_memory").success());
+}
+
+#[test]
+#[ignore = "the process of the test above"]
+fn helper_that_adopts_guarded_memory() {
+    fault_guard::install(event_descriptor()).unwrap();
+    let (memory, file) = mapping();
+    let memory = memory.guard_for(5).unwrap();
+    let (address, number) = (memory.start_address(), memory.memfd().unwrap().as_raw_fd());
+    let mut saving = Saving::default();
+    let state = saving
+        .run(|| postcard::to_stdvec(&Adopted { memory }))
+        .unwrap();
+    // Its entry, its mapping and its descriptor are gone. The latter two are there again, as in a successor.
+    let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let start = address as *mut core::ffi::c_void;
+    // SAFETY: nothing else is mapped there.
+    let mapped = unsafe { rustix::mm::mmap(start, LEN, access, flags, &file, 0) };
+    assert_eq!(mapped, Ok(start));
+    // SAFETY: the number of a closed descriptor.
+    let mut copy = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::dup2(&file, &mut copy).unwrap();
+    std::mem::forget(copy);
+    // SAFETY: the mapping and the descriptor have no owner.
+    let mut restoring = unsafe { Restoring::adopt(&saving.into_kept()) }.unwrap();
+    let Adopted { memory } = restoring.run(|| postcard::from_bytes(&state)).unwrap();
+    memory.write(5000, b"there").unwrap();
+    assert!(fault_guard::take_faulty_owners().is_empty());
+    cut(&file);
+    memory.write(5000, b"again").unwrap();
+    assert_eq!(fault_guard::take_faulty_owners(), [5]);
+}
+
+#[derive(Serialize, Deserialize)]
+struct Adopted {
+    #[serde(with = "siw_shm::saved")]
+    memory: SharedMemory,
 }
 
 fn run_helper(name: &str) -> std::process::ExitStatus {
