@@ -318,12 +318,14 @@ fn take_step(daemon: &mut Daemon, client: &mut Client, rng: &mut Rng) -> String 
         }
         5 => {
             let popped = daemon.sq.pop(&mut element.0);
-            let done = if rng.below(3) == 0 {
-                daemon.sq.release_popped()
-            } else {
-                daemon
-                    .sq
-                    .complete_requests(popped.ok().flatten().map_or(0, |()| 1))
+            // Slots are released later than they are read.
+            let done = match rng.below(3) {
+                0 => 0,
+                1 => daemon.sq.release_popped(),
+                _ => {
+                    let count = popped.ok().flatten().map_or(0, |()| 1);
+                    daemon.sq.complete_requests(count)
+                }
             };
             if rng.below(20) == 0 {
                 daemon.sq.note_failed_send();
@@ -389,7 +391,7 @@ fn observe(seed: u64, restarts: bool) -> Vec<String> {
         );
         let (done, state) = (client.sq.wr_done(), client.state.qp_state());
         seen.push(format!("{sends:?} {receives:?} {done} {state}"));
-        if restarts && (step + seed) % 3 == 0 {
+        if restarts && (step + seed).is_multiple_of(3) {
             daemon = succeed(daemon);
         }
     }

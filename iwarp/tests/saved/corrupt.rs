@@ -69,25 +69,23 @@ proptest! {
         is_cut in prop::bool::weighted(0.1),
     ) {
         let (one, other) = sides_under_way(&ops, steps);
-        for (side, peer) in [(one, &other)] {
-            let mut state = postcard::to_stdvec(&side.end.qp).expect("it can be saved");
-            let at = damage.index(state.len());
-            if is_cut {
-                state.truncate(at);
-            } else {
-                state[at] ^= 1 << bit;
-            }
-            let restored: Result<QueuePair, _> = postcard::from_bytes(&state);
-            prop_assert!(!is_cut || restored.is_err());
-            let records: Vec<FpduRecord> = side.end.unacked.iter().copied().collect();
-            let knows_all = |qp: &QueuePair| {
-                let mut runs = records.iter().map(|record| (*record).into());
-                runs.all(|run| qp.knows_record(&run))
-            };
-            if let Some(qp) = restored.ok().filter(knows_all) {
-                let bytes: Vec<u8> = peer.wire.iter().copied().collect();
-                continue_with(qp, records, side, &bytes);
-            }
+        let mut state = postcard::to_stdvec(&one.end.qp).expect("it can be saved");
+        let at = damage.index(state.len());
+        if is_cut {
+            state.truncate(at);
+        } else {
+            state[at] ^= 1 << bit;
+        }
+        let restored: Result<QueuePair, _> = postcard::from_bytes(&state);
+        prop_assert!(!is_cut || restored.is_err());
+        let records: Vec<FpduRecord> = one.end.unacked.iter().copied().collect();
+        let knows_all = |qp: &QueuePair| {
+            let mut runs = records.iter().map(|record| (*record).into());
+            runs.all(|run| qp.knows_record(&run))
+        };
+        if let Some(qp) = restored.ok().filter(knows_all) {
+            let bytes: Vec<u8> = other.wire.iter().copied().collect();
+            continue_with(qp, records, one, &bytes);
         }
     }
 }

@@ -251,7 +251,7 @@ impl Serialize for KeyTable {
 }
 
 /// A [`KeyTable`] as data, in the form in which the table is serialised.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 pub struct SavedKeyTable(SavedPool, Vec<RegisteredMemory>);
 
 /// A saved key table contradicts itself.
@@ -296,7 +296,7 @@ impl SavedKeyTable {
 }
 
 /// [`StagPool`] as data, in runs of numbers: a large table with few keys takes few octets.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 struct SavedPool {
     /// Runs of consecutive unused indices, each as the first index less its position in the list, and the
     /// length of the run.

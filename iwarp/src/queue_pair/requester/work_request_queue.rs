@@ -472,6 +472,45 @@ mod tests {
     }
 
     #[test]
+    fn a_damaged_queue_is_found_inconsistent() {
+        let sges = [3, 0, 5].map(|length| Sge {
+            length,
+            ..Sge::default()
+        });
+        let queue = || {
+            let mut queue = WorkRequestQueue::default();
+            queue.push(&send_wqe(SendData::Sges(&sges)));
+            let mut read = send_wqe(SendData::Sges(&sges[1..]));
+            read.opcode = Opcode::Read;
+            queue.push(&read);
+            queue.push(&send_wqe(SendData::Inline(&[1; 40])));
+            assert!(queue.is_consistent());
+            queue
+        };
+        let damages: [fn(&mut WorkRequestQueue); 11] = [
+            |queue| queue.large_count = 1,
+            |queue| queue.entries[0].large = 2,
+            |queue| queue.entries[0].large = queue.entries[2].large,
+            |queue| queue.entries[0].large = NOT_LARGE,
+            |queue| queue.free_in_slab.push(0),
+            |queue| queue.slab.push([Sge::default(); LARGE_SGES]),
+            |queue| queue.entries[1].sge_count = 3,
+            |queue| queue.entries[0].sge_count = 17,
+            |queue| queue.entries[0].sent = 9,
+            |queue| queue.entries[0].length = 9,
+            |queue| queue.entries[1].sent = 4,
+        ];
+        for (number, damage) in damages.into_iter().enumerate() {
+            let mut queue = queue();
+            damage(&mut queue);
+            assert!(!queue.is_consistent(), "damage {number}");
+        }
+        let mut queue = queue();
+        (queue.entries[0].sent, queue.entries[1].sent) = (8, 5);
+        assert!(queue.is_consistent(), "everything is sent");
+    }
+
+    #[test]
     fn slots_wrap_and_outlive_completed_entries() {
         let mut queue = WorkRequestQueue {
             base: MessageSlot(u32::MAX),
