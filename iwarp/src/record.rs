@@ -182,7 +182,7 @@ impl Serialize for FpduRun {
     }
 }
 
-/// Refuses runs that [`FpduRun::new`] does not make.
+/// Refuses runs that `FpduRun::new` does not make.
 impl<'de> Deserialize<'de> for FpduRun {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let run = FpduRun::deserialize(deserializer)?;
